@@ -1,9 +1,10 @@
 # Everything runs in .venv, which the first target you call creates from constraints.txt.
-#   make demo            PYTHON=python3.12 make test            make test JOBS=2 ARGS="-k resume"
+#   make demo            PYTHON=python3.12 make test            make test ONLY=samplers ARGS="-k resume"
 
 PYTHON ?= python3
 JOBS ?= auto
 ARGS ?=
+ONLY ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -35,7 +36,7 @@ demo: $(INSTALLED) ## Draw data, train, save in mid-epoch, resume with other wor
 
 test: $(INSTALLED) ## Run the tests
 	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses=8 --dist=worksteal \
-	    --benchmark-disable $(ARGS)
+	    --benchmark-disable $(addprefix tests/,$(ONLY)) $(ARGS)
 
 # The real trainers want other versions of some packages than constraints.txt has.
 TRAINERS := .venv-trainers

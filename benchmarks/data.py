@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.measure import REPO
-from energon_lite.prepare import prepare_dataset
+from energon_lite.extras.prepare import prepare_dataset
 
 OMNIBAL = REPO.parent / "shared" / "data" / "omnibal_lengths"
 needs_omnibal = pytest.mark.skipif(

@@ -12,19 +12,17 @@ import pytest
 from benchmarks.data import image_lengths, needs_omnibal
 from benchmarks.measure import Count, Entry, Figure, in_turn
 from energon_lite.balance import (
-    BalancedEpoch,
     CostModel,
     QuantileSync,
-    balance_epoch,
+    StepPlan,
     global_window,
     imbalance,
     quantile_sync,
-    search_capacities,
 )
-from energon_lite.batching.best import lower_bound
 from energon_lite.batching.fit import first_fit_decreasing
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.stream import pack_stream
+from energon_lite.extras.samplers.best import lower_bound
 
 RANKS = 8
 ISF = "OmniBal's ISF, rebuilt"
@@ -85,6 +83,23 @@ def in_random_order(costs_P: Any) -> Any:
     return shuffled[: len(shuffled) // RANKS * RANKS].reshape(-1, RANKS)
 
 
+def packs_in_steps(rows: Any, max_tiles: int, max_tokens: int) -> tuple[Lists, StepPlan]:
+    """Packs and steps of an epoch, as `examples/epoch_of_packs.py` makes them."""
+    rng = np.random.Generator(np.random.Philox(0))
+    order = rng.permutation(len(rows))
+    packs = packs_of(rows[order], max_tiles, max_tokens)
+    packs = Lists(order[packs.indices], packs.offsets).reordered(rng.permutation(len(packs)))
+    costs = CostModel(token=1, tile=max_tokens + 1).costs(packs, rows)
+    return packs, global_window(costs, RANKS, 64, 0)
+
+
+def packs_of(rows: Any, max_tiles: int, max_tokens: int) -> Lists:
+    """Packs by the method that is best under these limits."""
+    if max_tiles == 18:
+        return pack_stream(rows, (max_tokens, max_tiles), buffer_size=16)
+    return first_fit_decreasing(rows, (max_tokens, max_tiles))
+
+
 def images_group() -> str:
     return f"Balancing {len(image_lengths()):,} samples with images (OmniBal) for {RANKS} ranks"
 
@@ -109,32 +124,24 @@ def test_tiles_and_tokens(
 ) -> None:
     rows = image_lengths()
     as_lists = rows.tolist()
-    found: list[BalancedEpoch] = []
+    found: list[tuple[Lists, StepPlan]] = []
     groups: list[list[int]] = []
 
     def ours() -> None:
-        found[:] = [
-            balance_epoch(
-                rows[:, 1], rows[:, 0], max_tiles=max_tiles, max_tokens=max_tokens, num_ranks=RANKS
-            )
-        ]
+        found[:] = [packs_in_steps(rows, max_tiles, max_tokens)]
 
     def theirs() -> None:
         groups[:] = sample_and_filter(as_lists, max_tiles, max_tokens, 50)
 
     def packs_only() -> None:
-        if max_tiles == 18:  # what the dry run chooses
-            pack_stream(rows, (max_tokens, max_tiles), buffer_size=16)
-        else:
-            first_fit_decreasing(rows, (max_tokens, max_tiles))
+        packs_of(rows, max_tiles, max_tokens)
 
     times = in_turn(
         benchmark,
         {"ours": ours, "packs": packs_only, "isf": theirs},
         rounds=3 if max_tiles == 18 else 1,
     )
-    balanced, bound = found[0], lower_bound(rows, (max_tokens, max_tiles))
-    assert balanced.packer == ("stream of 16" if max_tiles == 18 else "first-fit decreasing")
+    (own, plan), bound = found[0], lower_bound(rows, (max_tokens, max_tiles))
     name = f"{max_tiles} tiles, {max_tokens:,} tokens"
     isf = f"{ISF}, 50 rounds"
     entries += [
@@ -148,14 +155,14 @@ def test_tiles_and_tokens(
         ),
     ]  # fmt: skip
     packs = as_packs(groups)
-    assert len(balanced.packs) <= share * bound
-    text = f"{len(balanced.packs) / bound:.5f} × the bound; ISF {len(packs) / bound:.4f}"
+    assert len(own) <= share * bound
+    text = f"{len(own) / bound:.5f} × the bound; ISF {len(packs) / bound:.4f}"
     entries.append(Count(images_group(), f"{name}: packs", text, f"≤ {share} × the bound"))
     for column, what, sizes, goal in (
-        (1, "tiles", balanced.tiles, even_tiles),
-        (0, "tokens", balanced.tokens, even_tokens),
+        (1, "tiles", own.sizes(rows)[:, 1], even_tiles),
+        (0, "tokens", own.sizes(rows)[:, 0], even_tokens),
     ):
-        ordered = imbalance(balanced.plan.costs(sizes))
+        ordered = imbalance(plan.costs(sizes))
         theirs_in_random_order = imbalance(in_random_order(packs.sizes(rows)[:, column]))
         text = (
             f"{ordered:.4f}; in random order {imbalance(in_random_order(sizes)):.4f}, ISF "
@@ -170,9 +177,9 @@ def test_more_rounds_do_not_help_isf_where_limits_do_not_suit(entries: list[Entr
     some = image_lengths()[::10]
     bound = lower_bound(some, (4096, 9))
     few, many = (len(sample_and_filter(some.tolist(), 9, 4096, rounds)) for rounds in (2, 50))
-    balanced = balance_epoch(some[:, 1], some[:, 0], max_tiles=9, max_tokens=4096, num_ranks=RANKS)
-    assert len(balanced.packs) <= 1.001 * bound < few < many
-    text = f"{len(balanced.packs):,} packs; ISF {few:,} after 2 rounds, {many:,} after 50"
+    own, _ = packs_in_steps(some, 9, 4096)
+    assert len(own) <= 1.001 * bound < few < many
+    text = f"{len(own):,} packs; ISF {few:,} after 2 rounds, {many:,} after 50"
     entries.append(Count(images_group(), "9 tiles, every tenth sample", text, "ISF is not missed"))
 
 
@@ -180,38 +187,6 @@ def test_isf_loses_samples_beside_an_oversize_one() -> None:
     rows = [[100, 1]] * 10 + [[9999, 1]]
     lost = [11 - sum(map(len, sample_and_filter(rows, 4, 1000, 5, seed))) for seed in range(200)]
     assert min(lost) == 1 < max(lost)
-    for seed in range(200):
-        balanced = balance_epoch(
-            [1] * 11, [100] * 10 + [9999], max_tiles=4, max_tokens=1000, num_ranks=2, seed=seed,
-            oversize="drop",
-        )  # fmt: skip
-        assert (len(balanced.packs.indices), balanced.oversize.tolist()) == (10, [10])
-
-
-@needs_omnibal
-def test_search_for_limits(benchmark: Any, entries: list[Entry]) -> None:
-    rows = image_lengths()
-    tables: list[Any] = []
-
-    def search() -> None:
-        tables[:] = [
-            search_capacities(
-                rows[:, 1], rows[:, 0], tiles=30, tokens=8192, num_ranks=RANKS,
-                model=CostModel(token=1, tile=300), step_cost=200,
-            )
-        ]  # fmt: skip
-
-    times = in_turn(benchmark, {"ours": search}, rounds=3)
-    entries.append(
-        Figure(images_group(), "100 pairs of limits tried", "s", times["ours"], goal_sec=2.0)
-    )
-    best, last = tables[0][0], tables[0][-1]
-    assert len(tables[0]) == 100
-    text = (
-        f"{best.max_tiles} tiles, {best.max_tokens:,} tokens waste {100 * best.wasted:.2f} %; "
-        f"{last.max_tiles}, {last.max_tokens:,} {100 * last.wasted:.2f} %"
-    )
-    entries.append(Count(images_group(), "best and worst of 100 pairs", text, ""))
 
 
 @functools.cache

@@ -44,7 +44,7 @@ def test_joined_texts(benchmark: Any, entries: list[Entry], folder: Path) -> Non
                 cursor.take(NUM_READ)
 
     calls = {
-        "fields": partial(read, joined({"__module__": "energon_lite", "__class__": "TextSample"})),
+        "class": partial(read, joined({"__module__": "energon_lite", "__class__": "TextSample"})),
         "function": partial(read, joined({"__module__": __name__, "__function__": "both"})),
         "alone": partial(read, *map(cursor_of, paths)),
     }
@@ -52,7 +52,10 @@ def test_joined_texts(benchmark: Any, entries: list[Entry], folder: Path) -> Non
         name: [t / NUM_READ for t in times]
         for name, times in in_turn(benchmark, calls, rounds=9).items()
     }
-    for name, what, goal in (("fields", "by fields", 1.3), ("function", "by a function", None)):
+    for name, what, goal in (
+        ("class", "by `from_joined`", 1.3),
+        ("function", "by a function", None),
+    ):
         figure = Figure("Joins", f"two texts joined {what}", "µs", found[name], "both read alone",
                         found["alone"], goal_ratio=goal)  # fmt: skip
         entries.append(figure)

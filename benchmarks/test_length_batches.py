@@ -35,11 +35,11 @@ from energon_lite.core.state import Snapshot
 from energon_lite.core.stream_context import StreamContext, context_of
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import UserFunction
-from energon_lite.samplers import SplitModalityBatchSampler, TokenBudgetBatchSampler
+from energon_lite.extras.samplers import SplitModalityBatchSampler, TokenBudgetBatchSampler
+from energon_lite.formats.length_files import write_lengths
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.stages.modality_batches import PlannedBatches
 from energon_lite.stages.token_lengths import MeasureDataset
-from energon_lite.storage.length_files import write_lengths
 
 DATA = REPO.parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the folder shared/data is not here")

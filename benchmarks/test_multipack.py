@@ -11,8 +11,8 @@ from torch.utils.data import RandomSampler
 from benchmarks.measure import Count, Entry, Figure, in_turn
 from benchmarks.test_packing import AXOLOTL, scanning_first_fit, text_lengths
 from energon_lite.balance import CostModel, imbalance
-from energon_lite.batching.best import lower_bound
-from energon_lite.samplers import MultipackBatchSampler
+from energon_lite.extras.samplers import MultipackBatchSampler
+from energon_lite.extras.samplers.best import lower_bound
 
 NUM, CAPACITY, BATCH_SIZE = 1_000_000, 4096, 8
 GROUP = f"An epoch of packs from {NUM:,} lengths (as for packing), capacity {CAPACITY:,}"

@@ -14,9 +14,9 @@ import pytest
 
 from benchmarks.data import needs_omnibal, omnibal_rows
 from benchmarks.measure import REPO, Count, Entry, Figure, in_turn
-from energon_lite.batching.best import lower_bound, pack_best
 from energon_lite.batching.fit import first_fit, first_fit_decreasing
 from energon_lite.batching.lists import Lists
+from energon_lite.extras.samplers.best import lower_bound, pack_best
 
 GROUP = "Packing 1,000,000 lengths (lognormal, median 400, sigma 1, cut at the capacity)"
 AXOLOTL = "axolotl's algorithm, rebuilt"
@@ -133,7 +133,7 @@ def test_pack_best_of_image_lengths(
 def test_compiling(benchmark: Any, entries: list[Entry], folder: Path) -> None:
     code = (
         "import time, numba, energon_lite; start = time.perf_counter()\n"
-        "import energon_lite.batching.best, energon_lite.batching.fit\n"
+        "import energon_lite.extras.samplers.best, energon_lite.batching.fit\n"
         "from energon_lite.core.compiled import compile_all\n"
         "compile_all(); print(time.perf_counter() - start)"
     )

@@ -23,9 +23,9 @@ from energon_lite import (
 from energon_lite.balance import CostModel, imbalance
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.topology import Stream
-from energon_lite.inspect.draws import PackDraws
+from energon_lite.extras.inspect.draws import draw_packs
+from energon_lite.formats.length_files import write_lengths
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.storage.length_files import write_lengths
 
 GROUP = "Planned packs (documents, median 1,500 tokens, packs of 32,768, 8 streams)"
 NUM_SAMPLES, CAPACITY, STREAMS = 200_000, 32_768, 8
@@ -88,11 +88,9 @@ def test_shared_plan(documents: Path, entries: list[Entry]) -> None:
             dataset = dataset.dataset
         costs, tokens, packs = [], 0, 0
         for index in range(STREAMS):
-            names = [facts.name for facts in dataset.sources()]
-            drawn = PackDraws(dataset, Stream(index, STREAMS), names)
-            drawn.draw_up_to(1000)
-            costs.append(drawn.costs())
-            tokens += int(drawn.draws().tokens.sum())
+            drawn = draw_packs(dataset, Stream(index, STREAMS), 1000)
+            costs.append(np.bincount(drawn.draws.items, drawn.draws.costs))
+            tokens += int(drawn.draws.tokens.sum())
             packs += drawn.num_items
         steps = min(map(len, costs))
         found = float(imbalance(np.stack([own[:steps] for own in costs], axis=1)))

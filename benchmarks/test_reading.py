@@ -14,7 +14,7 @@ import pytest
 from benchmarks.data import tar_member
 from benchmarks.measure import Count, Entry, Figure, in_turn
 from energon_lite import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
-from energon_lite.prepare import prepare_dataset
+from energon_lite.extras.prepare import prepare_dataset
 
 NUM_SHARDS, PER_SHARD, BATCH, NUM_READ = 8, 1000, 16, 1920
 ORDERS: dict[str, dict[str, Any]] = {

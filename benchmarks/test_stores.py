@@ -13,8 +13,8 @@ from typing import Any
 
 from benchmarks.measure import Entry, Figure, in_turn
 from energon_lite import FileStore, SystemFileStore
-from energon_lite.prepare import prepare_dataset
-from energon_lite.stores.file_stores import WebdatasetFileStore
+from energon_lite.extras.prepare import prepare_dataset
+from energon_lite.extras.stores.file_stores import WebdatasetFileStore
 
 NUM_PICTURES, NUM_SHARDS, SIZE = 2000, 8, 77_000
 

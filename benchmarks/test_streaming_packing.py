@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.data import image_lengths, needs_omnibal
 from benchmarks.measure import Count, Entry, Figure, in_turn
-from energon_lite.batching.best import lower_bound
 from energon_lite.batching.fit import first_fit_decreasing
 from energon_lite.batching.stream import StreamingPacker, pack_stream
+from energon_lite.extras.samplers.best import lower_bound
 
 BUFFER = 256
 GROUP = f"Packing a stream, {BUFFER} samples held; time per sample"

@@ -1,6 +1,7 @@
 # What is public, and where it is: read by type checkers, and by `__init__.py` when it runs.
 
 from energon_lite.batching.rules import Buckets, ModalitySplit, Packing
+from energon_lite.core.cache_pool import CachePool, DirectLazy, Lazy, MockLazy, NoCachePool
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.edataclass import edataclass
 from energon_lite.core.errors import (
@@ -14,6 +15,12 @@ from energon_lite.core.errors import (
     StateError,
     log_exception,
     reraise_exception,
+)
+from energon_lite.core.file_store import (
+    DecodeFileStore,
+    FileStore,
+    FileStoreDecoder,
+    PrimaryFileStore,
 )
 from energon_lite.core.samples import (
     Batch,
@@ -44,22 +51,9 @@ from energon_lite.core.stacking import (
 from energon_lite.core.stream_context import sample_rng
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.core.user_function import stateless
-from energon_lite.decoding.av_decoder import (
-    AVData,
-    AVDecoder,
-    AVWebdatasetDecoder,
-    get_clips_uniform,
-    get_single_frames_uniform,
-)
-from energon_lite.decoding.sample_decoder import FileStoreDecoder, SampleDecoder
-from energon_lite.loader.loader import (
-    BasicDataLoader,
-    SavableDataLoader,
-    get_loader,
-    get_savable_loader,
-)
-from energon_lite.loader.trainers import LoaderCallback
-from energon_lite.metadataset.energon_api import (
+from energon_lite.decoding.sample_decoder import SampleDecoder
+from energon_lite.extras.energon.alias import as_energon
+from energon_lite.extras.energon.energon_api import (
     DatasetLoader,
     DatasetLoaderInterface,
     Metadataset,
@@ -68,26 +62,8 @@ from energon_lite.metadataset.energon_api import (
     prepare_metadataset,
     traverse_metadataset,
 )
-from energon_lite.names.alias import as_energon
-from energon_lite.order.schedules import Schedule
-from energon_lite.pipeline import get_train_dataset, get_val_dataset, get_val_datasets
-from energon_lite.prepare.run import prepare_dataset
-from energon_lite.samplers.multipack import MultipackBatchSampler
-from energon_lite.samplers.packed_rows import PackedCollator, PackedRows
-from energon_lite.samplers.split_modality import SplitModalityBatchSampler, SplitModalitySampler
-from energon_lite.samplers.token_budget import TokenBudgetBatchSampler
-from energon_lite.sources.crude_jsonl import (
-    CrudeJsonlDatasetFactory,
-    DefaultCrudeJsonlDatasetFactory,
-)
-from energon_lite.sources.dataset_classes import (
-    CrudeWebdataset,
-    DefaultDecoderWebdatasetFactory,
-    DefaultGenericWebdatasetFactory,
-    StandardWebdatasetFactory,
-)
-from energon_lite.sources.joined import JoinedWebdatasetFactory
-from energon_lite.sources.legacy import (
+from energon_lite.extras.energon.iter_map import IterMapDataset
+from energon_lite.extras.energon.legacy import (
     CaptioningWebdataset,
     ImageClassificationWebdataset,
     ImageWebdataset,
@@ -100,13 +76,49 @@ from energon_lite.sources.legacy import (
     VQAOCRWebdataset,
     VQAWebdataset,
 )
+from energon_lite.extras.joins.joined import JoinedWebdatasetFactory
+from energon_lite.extras.media.av_decoder import (
+    AVData,
+    AVDecoder,
+    AVWebdatasetDecoder,
+    get_clips_uniform,
+    get_single_frames_uniform,
+)
+from energon_lite.extras.prepare.run import prepare_dataset
+from energon_lite.extras.samplers.multipack import MultipackBatchSampler
+from energon_lite.extras.samplers.packed_rows import PackedCollator, PackedRows
+from energon_lite.extras.samplers.split_modality import (
+    SplitModalityBatchSampler,
+    SplitModalitySampler,
+)
+from energon_lite.extras.samplers.token_budget import TokenBudgetBatchSampler
+from energon_lite.extras.stores.file_cache_pool import FileCacheLazy, FileStoreCachePool
+from energon_lite.extras.stores.file_stores import SystemFileStore
+from energon_lite.loader.loader import (
+    BasicDataLoader,
+    SavableDataLoader,
+    get_loader,
+    get_savable_loader,
+)
+from energon_lite.loader.trainers import LoaderCallback
+from energon_lite.order.schedules import Schedule
+from energon_lite.pipeline import get_train_dataset, get_val_dataset, get_val_datasets
+from energon_lite.sources.crude_jsonl import (
+    CrudeJsonlDatasetFactory,
+    DefaultCrudeJsonlDatasetFactory,
+)
+from energon_lite.sources.dataset_classes import (
+    CrudeWebdataset,
+    DefaultDecoderWebdatasetFactory,
+    DefaultGenericWebdatasetFactory,
+    StandardWebdatasetFactory,
+)
 from energon_lite.sources.source_factory import BaseCoreDatasetFactory
 from energon_lite.sources.webdataset import BaseWebdatasetFactory
 from energon_lite.stages.batching import BatchDataset, BucketBatchDataset, GroupBatchDataset
 from energon_lite.stages.blend import BlendDataset, MixBatchDataset
 from energon_lite.stages.concat import ConcatDataset, RepeatDataset
 from energon_lite.stages.epochs import EpochizeDataset, LimitDataset
-from energon_lite.stages.iter_map import IterMapDataset
 from energon_lite.stages.map import FilterDataset, MapDataset
 from energon_lite.stages.modality_batches import SplitModalityBatchDataset
 from energon_lite.stages.observers import GcDataset, LogSampleDataset
@@ -114,14 +126,6 @@ from energon_lite.stages.pack_lists import PackedSamplesOutput
 from energon_lite.stages.packed_sample import PackedBatch, PackedSample, pack_samples
 from energon_lite.stages.packing_stage import PackingDataset
 from energon_lite.stages.shuffle_buffer import ShuffleBufferDataset
-from energon_lite.stores.cache_pool import CachePool, DirectLazy, Lazy, MockLazy, NoCachePool
-from energon_lite.stores.file_cache_pool import FileCacheLazy, FileStoreCachePool
-from energon_lite.stores.file_stores import (
-    DecodeFileStore,
-    FileStore,
-    PrimaryFileStore,
-    SystemFileStore,
-)
 from energon_lite.task_encoder.base import AugmentTaskEncoder, DefaultTaskEncoder, TaskEncoder
 from energon_lite.task_encoder.cooking import Cooker, basic_sample_keys, cooker
 

@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-from energon_lite.names.alias import as_energon, install_command, main_code
+from energon_lite.extras.energon.alias import as_energon, install_command, main_code
 
 if __name__ == "__main__":
     del sys.argv[0]

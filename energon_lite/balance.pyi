@@ -4,30 +4,19 @@ from energon_lite.batching.balance_orders import (
     global_window,
     quantile_sync,
 )
-from energon_lite.batching.costs import (
-    CostModel,
+from energon_lite.batching.costs import CostModel
+from energon_lite.extras.samplers.measured_costs import (
     efficiency,
     fit_cost_model,
     idle_share,
     imbalance,
     pad_ratio,
 )
-from energon_lite.batching.prepare_epoch import (
-    BalancedEpoch,
-    CapacityPair,
-    CapacityTable,
-    balance_epoch,
-    search_capacities,
-)
 
 __all__ = [
-    "BalancedEpoch",
-    "CapacityPair",
-    "CapacityTable",
     "CostModel",
     "QuantileSync",
     "StepPlan",
-    "balance_epoch",
     "efficiency",
     "fit_cost_model",
     "global_window",
@@ -35,5 +24,4 @@ __all__ = [
     "imbalance",
     "pad_ratio",
     "quantile_sync",
-    "search_capacities",
 ]

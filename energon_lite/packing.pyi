@@ -1,4 +1,3 @@
-from energon_lite.batching.best import lower_bound, pack_best
 from energon_lite.batching.fit import first_fit, first_fit_decreasing, sequential
 from energon_lite.batching.fit import first_fit_decreasing as best_fit_decreasing
 from energon_lite.batching.lists import Lists as Packs
@@ -6,6 +5,7 @@ from energon_lite.batching.rules import Packing
 from energon_lite.batching.stream import StreamingPacker, pack_stream
 from energon_lite.batching.window_packs import pack_planned
 from energon_lite.core.compiled import compile_all
+from energon_lite.extras.samplers.best import lower_bound, pack_best
 
 __all__ = [
     "Packing",

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from drawing import COLOURS, IMAGES, box, line, text, write_picture
 
-from energon_lite.inspect.forecast import BalanceReport, BalanceRow, balance_report
+from energon_lite.extras.inspect.forecast import BalanceReport, BalanceRow, balance_report
 
 Float64Array = npt.NDArray[np.float64]
 

@@ -24,7 +24,7 @@ REPO = Path(__file__).resolve().parent.parent
 
 torch.set_num_threads(1)
 # `make test` runs few examples of each property, other ones each time; `make soak` runs thousands.
-MAX_EXAMPLES = 40
+MAX_EXAMPLES = 25
 settings.register_profile(
     "default",
     deadline=None,
@@ -78,7 +78,7 @@ def write_texts(folder: Path, num_shards: int = 4, samples_per_shard: int = 25) 
 @pytest.fixture(autouse=True)
 def _no_waiting_for_storage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is waited for before it is read again; worker processes that are forked neither."""
-    monkeypatch.setattr("energon_lite.storage.files.sleep", lambda seconds: None)
+    monkeypatch.setattr("energon_lite.storage.patience.sleep", lambda seconds: None)
 
 
 @pytest.fixture(scope="session")

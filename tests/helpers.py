@@ -35,11 +35,11 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.core.state import checksum, digest
-from energon_lite.length_index import measure_lengths
+from energon_lite.extras.lengths.length_index import measure_lengths
+from energon_lite.extras.prepare import prepare_dataset
 from energon_lite.loader.resume import decompressed
-from energon_lite.prepare import prepare_dataset
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.storage import files
+from energon_lite.storage import local
 from energon_lite.testing import first_difference
 
 from .conftest import jpeg, write_tar
@@ -405,6 +405,6 @@ def keys_of(batch: Any) -> list[str]:
 
 def is_mapped(array: Any) -> bool:
     """Whether the memory of an array is that of a mapped file."""
-    while array is not None and not isinstance(array, files._Map):
+    while array is not None and not isinstance(array, local._Map):
         array = array.obj if isinstance(array, memoryview) else getattr(array, "base", None)
     return array is not None

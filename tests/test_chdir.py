@@ -23,7 +23,7 @@ from energon_lite import (
     get_train_dataset,
     stateless,
 )
-from energon_lite.length_index import measure_lengths
+from energon_lite.extras.lengths.length_index import measure_lengths
 
 from .conftest import write_tar
 from .helpers import metadataset, prepared, text_set

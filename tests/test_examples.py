@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import energon_lite
+from energon_lite.formats.length_files import write_lengths
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.storage.length_files import write_lengths
 
 from .conftest import REPO, write_captions
 from .helpers import text_set
@@ -114,3 +114,11 @@ def test_picture_of_balance_is_what_the_example_draws(
     arguments = ["documents", "--lengths", "documents", "--capacity", "32768"]
     run_here("draw_balance.py", *arguments, "--out", "picture.svg")
     assert_committed(tmp_path, "balance", 80_000)
+
+
+def test_epoch_of_packs_is_balanced(run_here: Callable[..., str]) -> None:
+    _, _, *rows = run_here("epoch_of_packs.py").splitlines()
+    assert len(rows) == 9
+    for row in rows:
+        *_, unsorted, balanced = (float(share.rstrip("%")) for share in row.split()[3:])
+        assert balanced < 1 < unsorted

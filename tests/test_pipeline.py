@@ -28,7 +28,7 @@ from energon_lite import (
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.topology import Stream
-from energon_lite.prepare import prepare_dataset
+from energon_lite.extras.prepare import prepare_dataset
 from energon_lite.sources.source import WebdatasetSource
 from energon_lite.storage.yaml import load_yaml
 

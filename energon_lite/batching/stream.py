@@ -14,13 +14,10 @@ from energon_lite.batching.lists import Lists
 from energon_lite.batching.rules import at_least
 from energon_lite.batching.sizes import Sizes, as_integers, check_sizes
 from energon_lite.core.arrays import Int64Array
-from energon_lite.core.compiled import compile_kernel
 
 DEFAULT_MAX_STEPS = 2000
 _MAX_TOTAL = 1 << 60  # four times as much still fits into 63 bits
 _MIN_PLACES, _MAX_PLACES = 64, 1 << 14  # to begin with
-# Samples that plain Python packs about as fast as the kernel is compiled.
-_MOST_PLAIN = 512
 
 
 class StreamingPacker:
@@ -352,8 +349,6 @@ def pack_sizes(sizes: Sizes, buffer_size: int, max_steps: int, most: int) -> Lis
     totals = sizes.lengths.sum(axis=0).tolist()
     free = [most * c - total for c, total in zip(sizes.capacities.tolist(), totals, strict=True)]
     progress = np.array([0, 0, 0, *(min(room, _MAX_TOTAL) for room in free)])
-    if num_samples > _MOST_PLAIN:
-        compile_kernel(search.choose_all)
     while not search.choose_all(table, sizes.lengths, indices, offsets, progress):
         table = _with_room(table)
     if progress[1] < num_samples or progress[2] > most:

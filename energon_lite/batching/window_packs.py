@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from energon_lite.batching.balance_orders import NO_PACK, balanced_steps
-from energon_lite.batching.best import ALGORITHMS
 from energon_lite.batching.collector import CollectorState, Samples, WindowCollector
+from energon_lite.batching.fit import first_fit, first_fit_decreasing, sequential
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.rules import Packing, aligned
+from energon_lite.batching.stream import pack_stream
 from energon_lite.core.arrays import BoolArray, Int64Array
 from energon_lite.core.seeds import key_of, random_words
+from energon_lite.names.energon_modules import import_name
 
 # Packs less full than this may wait for the next window, but at most one pack in 50.
 _FULL_ENOUGH, _ONE_IN = 0.97, 50
@@ -78,6 +80,16 @@ def pack_planned(
     return PackedWindow(joined.reordered(order), np.concatenate([none, *groups])[order], carried)
 
 
+_ALGORITHMS = {
+    "streaming": pack_stream,
+    "first_fit_decreasing": first_fit_decreasing,
+    "best_fit_decreasing": first_fit_decreasing,
+    "first_fit": first_fit,
+    "sequential": sequential,
+}
+_BEST = "energon_lite.extras.samplers.best:pack_best"
+
+
 def _packed(lengths_NR: Int64Array, packing: Packing) -> Lists:
     """Packs one group; a sample that is longer than a pack has a pack for itself."""
     is_long = (lengths_NR > np.array(packing.limits)).any(axis=1)
@@ -89,7 +101,7 @@ def _packed(lengths_NR: Int64Array, packing: Packing) -> Lists:
     limits: dict[str, Any] = {"max_samples": packing.max_samples, "align": packing.alignments}
     if packing.algorithm == "streaming":
         limits["buffer_size"] = packing.buffer_size
-    packer: Any = ALGORITHMS[packing.algorithm]
+    packer: Any = _ALGORITHMS.get(packing.algorithm) or import_name(_BEST)
     packed: Lists = packer(lengths_NR, packing.capacities, **limits)
     return packed
 

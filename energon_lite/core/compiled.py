@@ -1,9 +1,8 @@
-"""Compiling with numba: one decorator for all kernels, and when they are compiled.
+"""Compiling with numba: one decorator for all kernels, which are compiled when first called.
 
-A kernel runs as plain Python until its machine code is there, or until the input is so large that
-compiling it is quicker; see `compile_ahead`. Only then is numba imported. The code is kept beside
-the source, in `__pycache__`, or where that cannot be written to, in the user's cache folder or
-`NUMBA_CACHE_DIR`; other processes read it from there.
+Only then is numba imported. The code is kept beside the source, in `__pycache__`, or where that
+cannot be written to, in the user's cache folder or `NUMBA_CACHE_DIR`; other processes read it from
+there. Of several processes that lack it one compiles, and the others wait.
 """
 
 from __future__ import annotations
@@ -14,25 +13,18 @@ import logging
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection
-from importlib import import_module
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from time import perf_counter
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
-import numpy as np
-
-from energon_lite.core.compile_ahead import CompileAhead
-from energon_lite.core.errors import pass_on
+from energon_lite.core.errors import Ignored, pass_on
 
 logger = logging.getLogger(__name__)
 
 _warn_once = functools.cache(logger.warning)  # for each reason, not for each kernel
-_COMPILING = (
-    "Compiling code for packs or pictures. This is done once after installing, and may take a "
-    "minute; later processes read the compiled code."
-)
+_COMPILING = "Compiling code for packs, once on this machine; it may take a minute."
 _NOT_KEPT = (
     "Compiled code cannot be kept (%s), so every process compiles again, some seconds each. "
     "Set NUMBA_CACHE_DIR to a folder of yours that can be written to."
@@ -40,64 +32,38 @@ _NOT_KEPT = (
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# By file: the functions that become machine code.
+# By file: the functions that become machine code, and those of them that are called from outside.
 _functions: defaultdict[str, list[FunctionType]] = defaultdict(list)
-_kernels: list[Kernel] = []
-# The modules with what `compile_all` compiles by default.
-_early_modules: set[str] = set()
-_ahead = CompileAhead(_early_modules)
+_kernels: defaultdict[str, list[Kernel]] = defaultdict(list)
 # Two threads that import numba at once wait for each other, or see half of its modules.
 _lock = threading.RLock()
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 class Kernel:
-    """A function that numba compiles, which runs as plain Python until then.
+    """A function that numba compiles when it is first called.
 
     Attributes:
         function: the plain function.
-        file: module of the function.
-        name: its name.
         signatures: argument types in numba's notation, one for each way in which it is called.
+        compiled: what numba made of it; None before the first call.
     """
 
     def __init__(self, function: Callable[..., Any], signatures: tuple[str, ...]) -> None:
         """Stands for `function`, which is compiled with all others of its file."""
         functools.update_wrapper(self, function)
-        self.function = function
-        self.file, self.name = function.__module__, function.__name__
-        self.signatures = signatures
-        self._dispatcher: Any = None
+        self.function, self.signatures = function, signatures
+        self.compiled: Any = None
 
     def __call__(self, *arguments: Any) -> Any:
-        """Runs the compiled function, or as long as that is missing, the plain one."""
-        if self._dispatcher is None:
-            if _ahead.allows_plain(arguments):
-                return self._run_plain(arguments)
-            self.dispatcher()
-        return self._dispatcher(*arguments)
-
-    def _run_plain(self, arguments: tuple[Any, ...]) -> Any:
-        since = perf_counter()
-        try:
-            with np.errstate(over="ignore"):
-                return self.function(*arguments)
-        finally:
-            _ahead.plain_sec += perf_counter() - since
-
-    def dispatcher(self) -> Any:
-        """Returns what numba made of the function; imports numba when first called."""
-        if self._dispatcher is None:
-            with _lock:
-                made = _dispatchers(self.file)
-                for kernel in _kernels:
-                    if kernel.file == self.file:
-                        kernel._dispatcher = made[kernel.name]
-        return self._dispatcher
+        """Runs the compiled function."""
+        if self.compiled is None:
+            _compile_file(self.function.__module__)
+        return self.compiled(*arguments)
 
 
-def kernel(*signatures: str, is_early: bool = True) -> Callable[[Function], Function]:
-    """Makes a function one that numba compiles, and keeps its types for `compile_all`.
+def kernel(*signatures: str) -> Callable[[Function], Function]:
+    """Makes a function one that numba compiles.
 
     A kernel may only call kernels of the same file: numba looks at the time stamp of that file
     alone when it decides whether the kept code is still right.
@@ -106,63 +72,53 @@ def kernel(*signatures: str, is_early: bool = True) -> Callable[[Function], Func
         signatures: argument types in numba's notation, `"(int64[::1], int64)"`, one for each
             combination that callers use. None for a function that only kernels call, which
             becomes part of their code.
-        is_early: whether `compile_all` compiles what is in this file.
     """
 
     def decorate(function: Function) -> Function:
         _functions[function.__module__].append(cast(FunctionType, function))
         if not signatures:
             return function
-        _kernels.append(Kernel(function, signatures))
-        if is_early:
-            _early_modules.add(function.__module__)
-        return cast(Function, _kernels[-1])
+        made = Kernel(function, signatures)
+        _kernels[function.__module__].append(made)
+        return cast(Function, made)
 
     return decorate
 
 
-def prepare_kernels() -> None:
-    """Reads the kept code of the kernels imported so far, or has another process compile them.
-
-    Worker processes that are forked later inherit the one or the other.
-    """
-    if _ahead.begin():
-        compile_all()
-
-
-def fill_cache(mark: str, *modules: str) -> None:
-    """Compiles the kernels of some modules and then makes the file `mark`, once on a machine."""
-    with Path(f"{mark}.lock").open("w") as lock:
-        try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return  # another process compiles them
-        if not Path(mark).exists():
-            for module in modules:
-                import_module(module)
-            compile_all(modules)
-            Path(mark).touch()
-
-
-def compile_all(modules: Collection[str] = _early_modules) -> None:
-    """Compiles the kernels of modules, or reads their kept code; by default of all that pack.
+def compile_all() -> None:
+    """Compiles the kernels that were imported so far, or reads their kept code.
 
     Workers that are forked inherit the result; others find it in the cache.
     """
-    for kernel in _kernels:
-        if kernel.file in modules:
-            compile_kernel(kernel)
+    for file in [*_kernels]:
+        _compile_file(file)
 
 
-def compile_kernel(kernel: Callable[..., Any]) -> bool:
-    """Compiles one kernel; returns False if it stays Python code (`NUMBA_DISABLE_JIT`)."""
-    compiled = cast(Kernel, kernel).dispatcher()
-    if not hasattr(compiled, "compile"):
-        return False
+def _compile_file(file: str) -> None:
     with _lock:
-        for signature in cast(Kernel, kernel).signatures:
-            _compile(compiled, signature)
-    return True
+        kernels = _kernels[file]
+        if kernels[0].compiled is not None:
+            return
+        made = _dispatchers(file)
+        compiled = [made[kernel.function.__name__] for kernel in kernels]
+        if hasattr(compiled[0], "compile"):  # else it stays Python (`NUMBA_DISABLE_JIT`)
+            with _one_process(compiled[0].stats.cache_path):
+                for dispatcher, kernel in zip(compiled, kernels, strict=True):
+                    for signature in kernel.signatures:
+                        _compile(dispatcher, signature)
+        for dispatcher, kernel in zip(compiled, kernels, strict=True):
+            kernel.compiled = dispatcher
+
+
+@contextmanager
+def _one_process(folder: str | None) -> Iterator[None]:
+    """Keeps other processes of the machine from compiling meanwhile, where a lock can be had."""
+    with ExitStack() as stack:
+        if folder is not None:
+            with Ignored(OSError):
+                lock = stack.enter_context((Path(folder) / "energon_lite.lock").open("w"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _compile(compiled: Any, signature: str) -> None:

@@ -21,7 +21,7 @@ from energon_lite.core.arrays import Int64Array
 from energon_lite.core.global_generators import GENERATORS_DRAWN, StreamGenerators
 from energon_lite.core.sample_columns import Columns
 from energon_lite.core.state import COUNT, JSON, NUMBER, Kind, RestoreKey, Snapshot, as_damage
-from energon_lite.core.stream_context import DEFAULT_MAX_SKIP_RATE, StreamContext
+from energon_lite.core.stream_context import DEFAULT_MAX_SKIP_RATE, StreamContext, context_of
 from energon_lite.core.topology import Stream, WorkerConfig, count_rank_items, current
 from energon_lite.core.user_function import UserFunction
 
@@ -469,16 +469,13 @@ class StreamRun(Iterator[T]):
         cursor = self._dataset.cursor(self.stream)
         context.generators = own = generators_of(self._dataset, self.stream, drawn)
         context.batch_index = num_returned * self.stream.num_streams + self.stream.index
-        before, current.context = current.context, context
         try:
-            with own.turn if own else nullcontext(), own or nullcontext():
+            with context_of(context), own.turn if own else nullcontext(), own or nullcontext():
                 cursor.restore(snapshot.inner[0])
         except Exception as error:
             if (damage := as_damage(error, self._name)) is not error:
                 raise damage from error
             raise
-        finally:
-            current.context = before
         # Re-created items may have drawn, too.
         context.generators = generators_of(self._dataset, self.stream, drawn)
         # What is skipped while samples are re-created was counted when it was skipped first.

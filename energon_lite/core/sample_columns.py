@@ -1,23 +1,15 @@
-"""Samples as columns: where no hook looks at single samples, a batch is made of them at once.
-
-The garbage collector traverses every container that lives long, again and again. So samples that
-are buffered are rows of columns where this is possible: exact tuples of texts and numbers, which it
-leaves alone.
-"""
+"""Samples as columns: where no hook looks at single samples, a batch is made of them at once."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain, repeat
-from operator import attrgetter, is_, itemgetter
-from sys import getrefcount
+from operator import itemgetter
 from typing import Any, NamedTuple
-from weakref import getweakrefcount
 
-from energon_lite.core.batch_rows import IN_LIST
 from energon_lite.core.samples import SourceInfo
 
 # Twice as quick as calling the class, which goes through a Python function.
@@ -112,12 +104,6 @@ class SampleColumns(Columns):
         made._later = self.later
         return made
 
-    def parts(self, size: int) -> Iterator[SampleColumns]:
-        """Yields the samples in parts of up to `size`."""
-        for start in range(0, len(self.columns[0]), size):
-            part = [column[start : start + size] for column in self.columns]
-            yield SampleColumns(self.form, self.origins, part)
-
 
 def later_fields(
     origins: Mapping[str, Origin], restore_keys: Any, shards: list[str], files: list[str]
@@ -145,78 +131,6 @@ def samples_from(kind: type[Any], fields: dict[str, list[Any]]) -> list[Any]:
     for name, column in zip([*fields][3:-2], rest, strict=True):
         deque(map(setattr, made, repeat(name), column), maxlen=0)
     return made
-
-
-def are_unchanged(samples: list[Any], columns: SampleColumns, fields: dict[str, list[Any]]) -> bool:
-    """Whether samples are as they were made of columns, and only the list refers to them.
-
-    Args:
-        samples: the samples.
-        columns: of which they were made.
-        fields: what `columns.fields()` returned for them.
-    """
-    if max(map(getrefcount, samples)) > IN_LIST or any(map(getweakrefcount, samples)):
-        return False
-    if any(map(vars, samples)):  # they have slots for their fields
-        return False
-    for name, values in fields.items():
-        if not all(map(is_, map(attrgetter(name), samples), values)):
-            return False
-    flavors, origins = fields["__subflavors__"], columns.origins
-    if not any(flavors) and not any(origin.subflavors for origin in origins.values()):
-        return True
-    pairs = zip(flavors, columns.columns[1], strict=True)
-    return all(_has_same_entries(tags, origins[key[0]].subflavors) for tags, key in pairs)
-
-
-def _has_same_entries(tags: dict[str, Any], original: dict[str, Any]) -> bool:
-    pairs = tags.items(), original.items()
-    return len(tags) == len(original) and all(
-        name == other and value is own for (name, value), (other, own) in zip(*pairs, strict=True)
-    )
-
-
-class SampleRows:
-    """Single samples of columns as rows, which can be put into other columns.
-
-    Rows are exact tuples of what is not a container, which the garbage collector does not traverse.
-    """
-
-    def __init__(self) -> None:
-        self._form: SampleForm | None = None
-        self._origins: Mapping[str, Origin] = {}
-        self._last: Mapping[str, Origin] = {}  # what was added to the origins last
-
-    def of(self, columns: SampleColumns) -> list[Any]:
-        """Returns the samples of columns as rows; as they are, if they are unlike those before."""
-        self._form = self._form or columns.form
-        if not columns.form.is_like(self._form):
-            return columns.samples()
-        if columns.origins is not self._last:
-            self._last = columns.origins
-            self._origins = {**self._origins, **columns.origins}
-        return [*zip(repeat(_ROW), *columns.columns, strict=False)]
-
-    def columns(self, items: list[Any]) -> SampleColumns | list[Any]:
-        """Returns samples in columns, if all are rows; else single samples."""
-        if self._form is None or not items:
-            return items
-        are_rows = [*map(_is_sample_row, items)]
-        if all(are_rows):
-            _, *columns = map(list, zip(*items, strict=True))
-            return SampleColumns(self._form, self._origins, columns)
-        if any(are_rows):
-            pairs = zip(items, are_rows, strict=True)
-            return [self.sample(item) if is_row else item for item, is_row in pairs]
-        return items
-
-    def sample(self, row: Any) -> Any:
-        """Returns the sample of a row; anything else as it is."""
-        return samples_of(self.columns([row]))[0]
-
-
-def _is_sample_row(item: Any) -> bool:
-    return type(item) is tuple and bool(item) and item[0] is _ROW
 
 
 def joined_samples(parts: Sequence[Columns | list[Any]]) -> Columns | list[Any]:

@@ -45,7 +45,8 @@ class _DefaultWorkers(int):
 _DEFAULT_WORKERS = _DefaultWorkers(4)
 
 START_METHODS = ("fork", "forkserver", "spawn")
-WORKER_TYPES = ("process", "thread")
+# Executors that are registered add theirs (loader/workers/executor.py).
+WORKER_TYPES = ["process", "thread"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -165,7 +166,8 @@ class WorkerConfig:
             the whole run, on whatever ranks and workers it resumes.
         start_method: of worker processes: "fork", "forkserver" or "spawn"; by default that of
             `multiprocessing`.
-        worker_type: "process" or "thread". No content depends on it, and a resume may change it.
+        worker_type: "process", "thread", or the name of an executor that was registered. No content
+            depends on it, and a resume may change it.
     """
 
     rank: int
@@ -197,10 +199,10 @@ class WorkerConfig:
             value = getattr(self, name)
             if value not in allowed and (name, value) != ("start_method", None):
                 raise ValueError(f"{name}={value!r} is not one of {', '.join(allowed)}")
-        if self.worker_type == "thread" and self.start_method is not None:
+        if self.worker_type != "process" and self.start_method is not None:
             raise ValueError(
                 f"start_method={self.start_method!r} is of worker processes; leave it out with "
-                "worker_type='thread'"
+                f"worker_type={self.worker_type!r}"
             )
 
     def __eq__(self, other: object) -> bool:

@@ -275,22 +275,12 @@ class FunctionRun:
 
     def call(self, key: RestoreKey, argument: Any) -> Any:
         """Calls the function; returns `SKIPPED` if it skipped or failed."""
-        try:
-            own = argument
-            if type(argument) is list:
-                note_samples(argument)
-                own = argument.copy()  # the function may sort it or take entries out of it
-            result = self.spec.call(key, own)
-        except Exception as error:
-            self.count_skip(error, key, argument)
-            return SKIPPED
-        self.failures = 0
-        return result
+        return self.call_each((key,), (argument,))[0]
 
     def call_each(
         self, keys: Sequence[RestoreKey], arguments: Sequence[Any], ends: list[float] | None = None
     ) -> list[Any]:
-        """Calls the function on each of several inputs, as `call` does.
+        """Calls the function on each of several inputs; returns `SKIPPED` for those that failed.
 
         Args:
             keys: restore keys of the inputs.
@@ -306,7 +296,10 @@ class FunctionRun:
             num_before = len(results)
             try:
                 for key, argument in pairs:
-                    own = argument.copy() if type(argument) is list else argument
+                    own = argument
+                    if type(argument) is list:
+                        note_samples(argument)
+                        own = argument.copy()  # the function may sort it or take entries out of it
                     if is_seeded:
                         result = spec.call(key, own)
                     else:

@@ -9,7 +9,6 @@ import math
 import os
 import pickle
 import traceback
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -17,6 +16,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from energon_lite.core.errors import DecodingError, add_note, did_you_mean
+from energon_lite.core.file_store import FileStoreDecoder
 from energon_lite.core.samples import CrudeSample
 from energon_lite.decoding import images, part_formats
 from energon_lite.decoding.image_size import ImageSize
@@ -28,19 +28,6 @@ AVDecoderType = Literal["torch", "AVDecoder", "pyav", "bytes"]
 
 # Names in errors: "part 'jpe' is not a JPEG".
 _FORMAT_NAMES = {**dict.fromkeys(("jpg", "jpe", "jfif"), "JPEG"), "tif": "TIFF", "webp": "WebP"}
-
-
-class FileStoreDecoder(ABC):
-    """Decodes files by their names, as `SampleDecoder` does."""
-
-    @abstractmethod
-    def decode(self, fname: str, data: bytes) -> Any:
-        """Decodes one file.
-
-        Args:
-            fname: its name, or the name of a part.
-            data: its content.
-        """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,7 +78,7 @@ class SampleDecoder(FileStoreDecoder):
         ValueError: A setting has a value that does not exist.
     """
 
-    _av_part_decoder = LazyFunction("energon_lite.decoding.av_decoder:av_part_decoder")
+    _av_part_decoder = LazyFunction("energon_lite.extras.media.av_decoder:av_part_decoder")
     image_decode: str = "torchrgb"
     av_decode: str = "AVDecoder"
     video_decode_audio: bool = False

@@ -19,9 +19,9 @@ from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.samples import PADDING, Batch, Sample
 from energon_lite.core.state import digest
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig, count_rank_items
-from energon_lite.loader.rank_feed import Delivery, PassStart
 from energon_lite.loader.rank_store import CountedVotes, StoreVotes, Vote, group_store
 from energon_lite.loader.resume import LoaderPosition
+from energon_lite.loader.workers.rank_feed import Delivery, PassStart
 from energon_lite.stages.model_inputs import ModelInputs
 
 VALID = "valid"
@@ -53,12 +53,11 @@ def as_padding(item: Any) -> Any:
     """Returns a copy of a batch of which no row is valid; its tensors are shared."""
     padding = copy.copy(item)
     if isinstance(item, (Batch, Sample)):
-        _set(padding, "__restore_key__", (PADDING, item.__restore_key__))
-        no_weight = [0.0] * len(item.__key__) if isinstance(item.__key__, list) else 0.0
-        _set(padding, "__loss_weight__", no_weight)
         fields = {name: getattr(item, name) for name in type(item).__dataclass_fields__}
+        _set(padding, "__restore_key__", (PADDING, item.__restore_key__))
+        _set(padding, "__loss_weight__", _zeros(item.__key__))
     else:
-        fields = _fields(item) or {}
+        fields = _fields(item)
         _set(padding, VALID, torch.zeros_like(fields[VALID]))
     for name in _WEIGHTS:
         if name in fields:
@@ -139,11 +138,10 @@ class PassEnds:
         self._end = end
         self._votes: StoreVotes | None = None
         self._has_logged = False
-        self._counted: tuple[Any, list[int], bool] | None = None
+        self._counted: dict[Any, tuple[list[int], bool]] = {}
         self._predicted: dict[Any, int] = {}
         self._learned: int | None = None
         self._has_learned = False
-        self._agreed = (0, 0)  # streams, and the steps of a whole pass over them that was padded
 
     def chosen(self) -> End:
         """Returns how the next pass ends."""
@@ -171,15 +169,7 @@ class PassEnds:
             self._votes = StoreVotes(shared[0], name, self._config, shared[1])
         self._votes.begin_pass()
         even.votes = self._votes
-        if _is_whole(position) and position.num_steps == 0:
-            num_streams, num_steps = self._agreed
-            even.num_agreed = num_steps * (num_streams == position.start.slots.num_streams)
         return even
-
-    def end(self, position: LoaderPosition, even: EvenPass) -> None:
-        """Records the steps of a validation pass, whose next one will have as many."""
-        if even.end == "pad" and _is_whole(position) and not self._dataset.training:
-            self._agreed = position.start.slots.num_streams, position.num_steps
 
     def num_steps(self, position: LoaderPosition, *, estimates: bool = True) -> int:
         """Counts the batches of the rank in a pass; after the end of a pass, in the next one.
@@ -207,7 +197,8 @@ class PassEnds:
     def learn(self, position: LoaderPosition) -> None:
         """Records how many batches a pass had that has just ended."""
         is_virtual = self._dataset.training and self._dataset.pass_length is not None
-        if _is_whole(position) and not is_virtual:
+        is_whole = position.start.slots.base == 0 and not position.emitted  # and not resumed
+        if is_whole and not is_virtual:
             self._learned, self._has_learned = None, True
             if position.num_steps != self.num_steps(position):
                 self._learned = position.num_steps
@@ -237,44 +228,34 @@ class PassEnds:
         if self._has_logged or self._end is not None or self._config.rank:
             return
         self._has_logged = True
-        what = {
-            "pad": "ranks that have run out repeat a batch, of which `valid` is False and loss "
-            "weights are 0",
-            "drop": "with the first that has no batch left, and what others have left is dropped",
-        }[end]
+        pads = (
+            "ranks that have run out repeat a batch, of which `valid` is False and loss weights 0"
+        )
+        drops = "with the first that has no batch left, and what others have left is dropped"
         logger.warning(
             "The %d ranks end each pass at the same step, so that no collective waits for ever: "
             "%s. %s",
-            self._config.world_size,
-            what,
-            _HOW_TO_CHOOSE,
-        )
+            self._config.world_size, pads if end == "pad" else drops, _HOW_TO_CHOOSE,
+        )  # fmt: skip
 
     def _count(self, position: LoaderPosition) -> CountedVotes:
         """Counts the batches of all ranks by computing all streams; once for similar passes."""
         slots = position.start.slots
-        about = (slots.num_streams, position.start.pass_index)
-        if self._counted is None or self._counted[0] != about:
-            if self._counted is None and slots.rank == 0:
+        about = slots.num_streams, position.start.pass_index
+        if about not in self._counted:
+            if not self._counted and slots.rank == 0:
                 logger.warning(
                     "The ranks have no process group to agree on the steps of a pass, so each "
                     "computes the batches of all %d before it begins. Call init_process_group "
                     "before the loader is iterated to save that.",
                     slots.world_size,
                 )
-            self._counted = (about, *count_batches(self._dataset, *about))
-        _, counts, can_pad = self._counted
-        visits = [
-            rank_visits(position, slots._replace(rank=rank, first=0), counts)
-            for rank in range(slots.world_size)
-        ]
+            self._counted = {about: count_batches(self._dataset, *about)}
+        counts, can_pad = self._counted[about]
+        ranks = (slots._replace(rank=rank, first=0) for rank in range(slots.world_size))
+        visits = [rank_visits(position, rank, counts) for rank in ranks]
         is_aligned = self._dataset.traits.lockstep
         return CountedVotes([own if is_aligned else range(len(own)) for own in visits], can_pad)
-
-
-def _is_whole(position: LoaderPosition) -> bool:
-    """Whether the ranks began the pass, and did not resume it from others."""
-    return position.start.slots.base == 0 and not position.emitted
 
 
 class EvenPass:
@@ -290,15 +271,12 @@ class EvenPass:
     Attributes:
         end: "drop" or "pad".
         votes: where the ranks vote; None for a run of one rank.
-        num_agreed: steps that all ranks make without a vote, as in the pass before. A rank that has
-            fewer batches this time pads.
     """
 
     def __init__(
         self, dataset: SavableDataset[Any], position: LoaderPosition, end: End, is_default: bool
     ) -> None:
         self.votes: StoreVotes | CountedVotes | None = None
-        self.num_agreed = 0
         self._dataset = dataset
         self._slots, self._pass_index = position.start.slots, position.start.pass_index
         self.end = end
@@ -329,10 +307,9 @@ class EvenPass:
             own, step = self._fetched(fetch), self._step
             is_due = own is not None and (not self._is_aligned or self._turn(own) == step)
             num_ranks = self._slots.world_size
-            sums = Vote(num_ranks, num_ranks, num_ranks)
-            if step >= self.num_agreed:
-                sums = Vote(is_due, own is not None, self._can_pad)
-                sums = self.votes.cast(sums, step) if self.votes else sums
+            sums = Vote(is_due, own is not None, self._can_pad)
+            if self.votes is not None:
+                sums = self.votes.cast(sums, step)
             self._step += 1
             if self.end == "pad" and sums.can_pad < num_ranks:
                 self._drop_instead()
@@ -372,7 +349,7 @@ class EvenPass:
         if self._own is None or self.end == "drop":
             return True
         can_pad = mark_valid(self._own.item)
-        if not can_pad and (not self._is_default or self._step < self.num_agreed):
+        if not can_pad and not self._is_default:
             raise TypeError(
                 f'end="pad" marks each batch with a mask `valid`, and a '
                 f"{type(self._own.item).__name__} has no field for it, or uses that name "
@@ -423,14 +400,12 @@ def rank_visits(position: LoaderPosition, slots: RankSlots, counts: list[int]) -
         counts: the batches of each stream.
     """
     num_streams = slots.num_streams
-    stop = max(counts, default=0) * num_streams
-    visits = range(max(0, -(-(stop - slots.base - slots.rank) // slots.world_size)))
-    found = []
-    for visit in visits:
-        slot = slots.slot(visit)
-        if slot // num_streams < counts[slot % num_streams] and not position.is_emitted(slot):
-            found.append(visit)
-    return found
+    due = range(slots.base + slots.rank, max(counts) * num_streams, slots.world_size)
+    return [
+        visit
+        for visit, slot in enumerate(due)
+        if slot // num_streams < counts[slot % num_streams] and not position.is_emitted(slot)
+    ]
 
 
 def first_batch(dataset: SavableDataset[Any], slots: RankSlots, pass_index: int) -> Any:

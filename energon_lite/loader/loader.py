@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 from typing_extensions import Self, deprecated
 
+from energon_lite.core.cache_pool import CachePool
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import StateError, log_exception
 from energon_lite.core.samples import PADDING
@@ -27,9 +28,8 @@ from energon_lite.loader.rank_store import TIMEOUT_SEC, Exchange
 from energon_lite.loader.resume import states_of
 from energon_lite.loader.stats import Stats
 from energon_lite.loader.trainers import EpochSampler, OwnCollate, on_accelerator, teach_skipping
-from energon_lite.loader.watchdog import Watchdog
-from energon_lite.loader.worker_main import Limits, RunSettings
-from energon_lite.stores.cache_pool import CachePool
+from energon_lite.loader.workers.executor import Limits, RunSettings
+from energon_lite.loader.workers.watchdog import Watchdog
 
 T = TypeVar("T")
 

@@ -21,8 +21,8 @@ _BLENDS = ("blend", "token_blend")
 Config = dict[str, Any]
 # The sources of a blend, and of the blends directly inside it, by name.
 _Units = dict[str, Config]
-# The snapshots below a blend, by name and whether they are of blends.
-_Named = dict[tuple[str, bool], Snapshot]
+# The snapshots below a blend, by name; of a blend of one source, that of the source.
+_Named = dict[str, Snapshot]
 
 
 class Comparison:
@@ -91,16 +91,15 @@ class Comparison:
 
     def _compare_below(self, saved: Config, here: Config) -> None:
         old, new = saved["of"], here["of"]
-        if not isinstance(old, list) or not isinstance(new, list):
-            self._compare(old, new)
-        elif len(old) == len(new):
-            for a, b in zip(old, new, strict=True):
-                self._compare(a, b)
-        else:
+        are_lists = isinstance(old, list) and isinstance(new, list)
+        if are_lists and len(old) != len(new):
             self.others.append(
                 f"Checkpoint has {len(old)} datasets in its {saved['stage']} where this pipeline "
                 f"has {len(new)}: {', '.join(_names(saved))} and {', '.join(_names(here))}"
             )
+            return
+        for a, b in zip(old, new, strict=True) if are_lists else [(old, new)]:
+            self._compare(a, b)
 
     def _compare_stages(self, saved: Config, here: Config) -> None:
         """Names the stages of both, and compares below the first that both have."""
@@ -150,14 +149,7 @@ class Comparison:
 
 
 def _is_blend(config: Any) -> bool:
-    if not isinstance(config, dict) or config.get("stage") != "blend":
-        return False
-    entries = config.get("of")
-    if not isinstance(entries, list) or not all(
-        isinstance(entry, dict) and {"name", "weight", "of"} <= set(entry) for entry in entries
-    ):
-        raise StateError("the state's 'config' has a blend without names, weights and datasets")
-    return True
+    return isinstance(config, dict) and config.get("stage") == "blend"
 
 
 def _as_blend(config: Any, other: Any) -> Config | None:
@@ -165,11 +157,8 @@ def _as_blend(config: Any, other: Any) -> Config | None:
     if _is_blend(config):
         return dict(config)
     names = _names(config)
-    if (
-        not _is_blend(other)
-        or len(names) != 1
-        or isinstance([{}, *_chain(config)][-1].get("of"), list)
-    ):
+    is_single = len(names) == 1 and not isinstance([{}, *_chain(config)][-1].get("of"), list)
+    if not is_single or not _is_blend(other):
         return None
     return {**other, "of": [{"name": names[0], "weight": None, "of": config}]}
 
@@ -282,20 +271,20 @@ class Migration:
 
     def _taken(self, name: str, start: Snapshot, named: _Named) -> Snapshot:
         """Returns the snapshot of an entry of a blend."""
-        partner, is_blend = self._comparison.partners.get(name, ""), start.kind in _BLENDS
-        old = named.get((partner, is_blend)) or named.get((partner, not is_blend))
+        partner = self._comparison.partners.get(name, "")
+        old = named.get(partner)
         if old is None and partner:
             raise StateError(
                 f"The checkpoint's blend lacks the dataset {partner!r}; it is corrupt."
             )
         if old is None:
-            return self._bring_blend(None, start, named) if is_blend else start
+            return self._bring_blend(None, start, named) if start.kind in _BLENDS else start
         # Whatever is buffered in an entry without a blend resumes as it is.
         return self._bring(old, start, named) if _has_blend(old) or _has_blend(start) else old
 
     def _kept_fields(self, old: Snapshot, fresh: Snapshot) -> dict[str, Any]:
         """Returns the fields without buffered samples of sources that were removed."""
-        fields = without_sources(old, fresh, self._names)
+        fields = _without_sources(old, fresh, self._names)
         if "slot" in fields and fields.get("done") and not fields.get("input"):
             # The blend below may take another sample at that draw: it is expanded from its start.
             self.expanded.add(self._stream)
@@ -303,14 +292,14 @@ class Migration:
         return fields
 
 
-def _snapshots_by_name(snapshot: Snapshot) -> Iterator[tuple[tuple[str, bool], Snapshot]]:
+def _snapshots_by_name(snapshot: Snapshot) -> Iterator[tuple[str, Snapshot]]:
     """Yields the snapshots below a blend and the blends in it; a single source's own."""
     if snapshot.kind not in _BLENDS:
-        yield (_source_name(snapshot), False), snapshot
+        yield _source_name(snapshot), snapshot
+        return
     for name, inner in zip(snapshot.names, snapshot.inner, strict=True):
-        is_blend = inner.kind in _BLENDS
-        yield (name, is_blend), inner
-        if is_blend:
+        yield name, inner
+        if inner.kind in _BLENDS:
             yield from _snapshots_by_name(inner)
 
 
@@ -331,11 +320,6 @@ def _source_name(snapshot: Snapshot) -> str:
 def _token_fields(old: Snapshot, numbers: list[int | None]) -> dict[str, Any]:
     """Returns debts and pending draws for the children now, which had other `numbers`."""
     rows, pending = old.field("debts"), old.field("pending")
-    if not all(
-        isinstance(table, tuple) and all(isinstance(row, tuple) and row for row in table)
-        for table in (rows, pending)
-    ) or len(rows) != len(old.inner):
-        raise StateError(f"The checkpoint's token blend has debts={rows!r:.80}; it is corrupt.")
     now = {number: i for i, number in enumerate(numbers) if number is not None}
     return {
         "debts": tuple((0.0, 0.0, 0.0) if n is None else rows[n] for n in numbers),
@@ -344,24 +328,17 @@ def _token_fields(old: Snapshot, numbers: list[int | None]) -> dict[str, Any]:
     }
 
 
-def without_sources(snapshot: Snapshot, fresh: Snapshot, names: set[str]) -> dict[str, Any]:
-    """Returns the fields of a stage's snapshot, without samples of other sources than `names`.
-
-    Raises:
-        StateError: A field is corrupt.
-    """
+def _without_sources(snapshot: Snapshot, fresh: Snapshot, names: set[str]) -> dict[str, Any]:
+    """Returns the fields of a stage's snapshot, without samples of other sources than `names`."""
     fields = dict(snapshot.fields)
-    try:
-        if "keys" in fields:  # of a stage that buffers samples, and their rows
-            pairs = zip(fields["keys"], fields["rows"], strict=True)
-            left = [(_left_of(key, names), row) for key, row in pairs]
-            kept = [(key, row) for key, row in left if key is not None]
-            fields.update(keys=tuple(k for k, _ in kept), rows=tuple(row for _, row in kept))
-            return fields
-        if fields.get("input") and not _is_there(fields["input"], names):
-            return fresh.fields  # its source was removed, and what a hook makes of it, too
-    except (TypeError, ValueError, IndexError) as error:
-        raise StateError(f"The checkpoint's stage {snapshot.kind!r} is corrupt: {error}") from error
+    if "keys" in fields:  # of a stage that buffers samples, and their rows
+        left = [_left_of(key, names) for key in fields["keys"]]
+        kept = [
+            (key, row) for key, row in zip(left, fields["rows"], strict=True) if key is not None
+        ]
+        fields.update(keys=tuple(k for k, _ in kept), rows=tuple(row for _, row in kept))
+    elif fields.get("input") and not _is_there(fields["input"], names):
+        return fresh.fields  # its source was removed, and what a hook makes of it, too
     return fields
 
 

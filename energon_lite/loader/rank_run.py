@@ -18,9 +18,7 @@ from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import append, pass_on
 from energon_lite.core.state import Snapshot, checksum, digest
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
-from energon_lite.loader.deferred_signals import DeferredSignals
 from energon_lite.loader.ends import EvenPass, PassEnds
-from energon_lite.loader.rank_feed import Delivery, Mark, PassStart, RankFeed
 from energon_lite.loader.resume import (
     LoaderPosition,
     check_steps,
@@ -30,9 +28,11 @@ from energon_lite.loader.resume import (
 )  # fmt: skip
 from energon_lite.loader.stats import Counter, FailureLimit
 from energon_lite.loader.trainers import Seek
-from energon_lite.loader.watchdog import Watchdog
-from energon_lite.loader.worker_main import RunSettings, WorkerDied
-from energon_lite.loader.worker_pool import WorkerPool
+from energon_lite.loader.workers.deferred_signals import DeferredSignals
+from energon_lite.loader.workers.executor import RunSettings, WorkerDied
+from energon_lite.loader.workers.rank_feed import Delivery, Mark, PassStart
+from energon_lite.loader.workers.watchdog import Watchdog
+from energon_lite.loader.workers.worker_pool import WorkerPool
 from energon_lite.stages.loss_weights import warn_of_unused_weights
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class RankRun(Generic[T]):
         self._passed: list[Delivery] = []  # fetched on the way to the next batch; not counted
         self._even: EvenPass | None = None
         self._may_warn = dataset.traits.unasked_weights and config.rank == 0
-        self._deliveries: WorkerPool | RankFeed | None = None
+        self._deliveries: WorkerPool | None = None
         self._place = self._mark  # where the run stood after the last step that was done
         # The second also after a step that was broken off twice.
         self._is_in_step = self._is_torn = False
@@ -219,8 +219,8 @@ class RankRun(Generic[T]):
             position.items_in_pass = 0
             return None
         deliveries = self._deliveries
-        pid = deliveries.pid if deliveries is not None else -1
-        if pid is not None and pid != os.getpid() and not self._ahead:
+        is_here = deliveries is not None and deliveries.pid == os.getpid()
+        if not is_here and not self._ahead:
             with DeferredSignals():  # before the watchdog has a thread: a fork finds none
                 self._deliveries = self._start_deliveries()
         since = perf_counter()
@@ -248,7 +248,6 @@ class RankRun(Generic[T]):
         counts = self.position.failed, self.position.drawn
         is_whole = is_end and self._config.world_size == 1
         if is_end and self._even is not None:
-            self._ends.end(self.position, self._even)
             counts, is_whole = self._even.end_pass(counts)
         if is_end or self._even is None:
             self._limit.check(*counts, is_whole=is_whole)
@@ -355,20 +354,15 @@ class RankRun(Generic[T]):
         if self._deliveries is not None:
             self._deliveries.begin(self.position.start)
 
-    def _start_deliveries(self) -> WorkerPool | RankFeed:
+    def _start_deliveries(self) -> WorkerPool:
         settings, config, position = self._settings, self._config, self.position
         if position.count or self._snapshots:  # to where the run stood when workers were stopped
             state = json.loads(json.dumps(self._state_at(self._mark)))
             self.position = resumed = self.resumed([state])
             resumed.peers = position.peers
         start = self.position.start
-        # A worker without a stream would have nothing to compute.
-        num_workers = min(config.most_workers, start.slots.num_turns)
         warn_of_shared_streams(start.slots)
-        if num_workers == 0:
-            pool = settings.cache_pool
-            return RankFeed(self.dataset, start, settings.max_skip_rate, cache_pool=pool)
-        return WorkerPool(self.dataset, config, settings, num_workers, start)
+        return WorkerPool(self.dataset, config, settings, start)
 
     def stop_workers(self) -> None:
         """Ends the worker processes, if there are any; the position stays."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
+import math
 import time
 import zlib
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -24,9 +24,11 @@ _MASK = (1 << _BITS) - 1
 # Votes that stay in the store. Processes that stand for one rank, such as pipeline stages, may be
 # as many steps behind each other.
 _NUM_KEPT = 1000
-_FIRST_WARNING_SEC = 60.0
+# How long ranks wait for one another, by default.
+TIMEOUT_SEC = 300.0
+# After so long a wait it is logged which ranks are missing, and after twice as long again.
+QUIET_SEC = 10.0
 _SHORTEST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.0002, 0.05
-_LONGEST_LEAVE_SEC = 10.0
 # How many passes were begun in this process, by pipeline; all ranks begin them in the same order.
 _num_passes: Counter[str] = Counter()
 
@@ -45,13 +47,33 @@ class Vote(NamedTuple):
     can_pad: int
 
 
-def _waits(pause: float) -> Iterator[float]:
-    """Yields the seconds waited so far, after longer and longer pauses from the second on."""
-    since = time.monotonic()
-    while True:
-        yield time.monotonic() - since
+def _comes(
+    is_there: Callable[[], bool],
+    limit_sec: float,
+    warn: Callable[[float], None] = lambda _: None,
+    quiet_sec: float = math.inf,
+) -> bool:
+    """Waits until something is in the store; returns whether it came in time.
+
+    It asks again and again: `store.wait` would keep the store from other threads of this process.
+
+    Args:
+        is_there: asks the store.
+        limit_sec: the longest wait.
+        warn: called with the seconds waited after `quiet_sec`, after twice as long, and so on.
+        quiet_sec: how long nothing is said.
+    """
+    since, pause = time.monotonic(), _SHORTEST_PAUSE_SEC
+    while not is_there():
+        waited = time.monotonic() - since
+        if waited > limit_sec:
+            return False
+        if waited > quiet_sec:
+            warn(waited)
+            quiet_sec *= 2
         time.sleep(pause)
         pause = min(1.5 * pause, _LONGEST_PAUSE_SEC)
+    return True
 
 
 class CountedVotes:
@@ -91,17 +113,16 @@ class StoreVotes:
         self._store = dist.distributed_c10d.PrefixStore("energon_lite/votes", store)
         self._name = name
         self._rank, self._world_size = config.rank, config.world_size
-        self._has_peers = has_peers
+        self._peers = [str(rank) for rank in range(self._world_size) if has_peers]
         self._limit_sec = store.timeout.total_seconds()
         self._kept: deque[list[str]] = deque()
-        self._total = 0
 
     def begin_pass(self) -> None:
         """Begins to count votes from 0, under another name."""
         self._pass_name = f"{self._name}/{_num_passes[self._name]}"
         _num_passes[self._name] += 1
         self._number = 0
-        self._is_cast = self._is_last = False
+        self._own: int | None = None
 
     def cast(self, vote: Vote, step: int) -> Vote:
         """Returns the sum of the votes of all ranks on a step.
@@ -111,16 +132,23 @@ class StoreVotes:
         """
         del step  # ranks vote equally often, so the number of the vote is enough
         name = f"{self._pass_name}/{self._number}"
-        if not self._is_cast:  # else a wait was interrupted
-            self._add(name, vote)
-        if not self._is_last:
+        if self._own is None:  # else a wait was interrupted
+            packed = 1 + sum(value << _BITS * i for i, value in enumerate(vote, start=1))
+            self._own = self._store.add(f"{name}/sum", packed) if self._is_first_peer(name) else 0
+        is_last = self._own & _MASK == self._world_size
+        if is_last:
+            self._store.set(f"{name}/all", str(self._own))
+        else:
             self._wait_for(name)
-            self._total = int(self._store.get(f"{name}/all"))
-        self._kept.append(self._keys(name, "sum", "all"))
-        self._forget_old()
+        total = self._own if is_last else int(self._store.get(f"{name}/all"))
+        self._keep(name, "sum", "all")
+        while len(self._kept) > _NUM_KEPT:  # votes that all ranks saw long ago
+            for key in self._kept.popleft():
+                if is_last:
+                    self._store.delete_key(key)
         self._number += 1
-        self._is_cast = self._is_last = False
-        return Vote(*(self._total >> _BITS * i & _MASK for i in (1, 2, 3)))
+        self._own = None
+        return Vote(*(total >> _BITS * i & _MASK for i in (1, 2, 3)))
 
     def end_pass(self, counts: tuple[int, int]) -> tuple[int, int]:
         """Returns the sums of two counts over all ranks, at the end of a pass.
@@ -129,77 +157,52 @@ class StoreVotes:
             RuntimeError: As of `cast`.
         """
         name = f"{self._pass_name}/end"
-        if self._is_first_peer(name):
-            self._store.add(f"{name}/first", counts[0])
-            self._store.add(f"{name}/second", counts[1])
+        is_first = self._is_first_peer(name)
+        keys = f"{name}/first", f"{name}/second"
+        for key, count in zip(keys, counts, strict=True):
+            self._store.add(key, count * is_first)
         self.cast(Vote(0, 0, 0), -1)  # now all have added theirs
-        sums = self._store.add(f"{name}/first", 0), self._store.add(f"{name}/second", 0)
-        self._kept.append(self._keys(name, "first", "second", "left"))
-        self._leave(f"{name}/left")
-        return sums
-
-    def _leave(self, key: str) -> None:
-        """Lets the process that mostly has the store wait for the others, as it may end now."""
-        self._store.add(key, 1)
-        end = time.monotonic() + _LONGEST_LEAVE_SEC
+        first, second = (self._store.add(key, 0) for key in keys)
+        self._keep(name, "first", "second", "left")
+        self._store.add(f"{name}/left", 1)
         if dist.is_initialized() and dist.get_rank() == 0:
-            while self._store.add(key, 0) < self._world_size and time.monotonic() < end:
-                time.sleep(_SHORTEST_PAUSE_SEC)
+            # It mostly has the store, and may end now: so it waits for the others.
+            _comes(lambda: self._store.add(f"{name}/left", 0) >= self._world_size, QUIET_SEC)
+        return first, second
 
     def _is_first_peer(self, name: str) -> bool:
-        return not self._has_peers or self._store.add(f"{name}/{self._rank}", 1) == 1
+        return not self._peers or self._store.add(f"{name}/{self._rank}", 1) == 1
 
-    def _keys(self, name: str, *keys: str) -> list[str]:
-        peers = map(str, range(self._world_size)) if self._has_peers else ()
-        return [f"{name}/{key}" for key in (*keys, *peers)]
-
-    def _add(self, name: str, vote: Vote) -> None:
-        self._is_cast = True
-        if not self._is_first_peer(name):
-            return
-        packed = 1 + sum(value << _BITS * i for i, value in enumerate(vote, start=1))
-        self._total = self._store.add(f"{name}/sum", packed)
-        if self._total & _MASK == self._world_size:
-            self._store.set(f"{name}/all", str(self._total))
-            self._is_last = True
-
-    def _forget_old(self) -> None:
-        """Removes votes that all ranks saw long ago."""
-        while len(self._kept) > _NUM_KEPT:
-            keys = self._kept.popleft()
-            for key in keys if self._is_last else ():
-                self._store.delete_key(key)
+    def _keep(self, name: str, *keys: str) -> None:
+        self._kept.append([f"{name}/{key}" for key in (*keys, *self._peers)])
 
     def _wait_for(self, name: str) -> None:
-        warn_at = _FIRST_WARNING_SEC
-        for waited in _waits(_SHORTEST_PAUSE_SEC):
-            # Not `store.wait`: it would keep the store from the other threads of this process.
-            if self._store.check([f"{name}/all"]):
-                return
-            if waited > min(_FIRST_WARNING_SEC, self._limit_sec) / 4:
-                self._store.set(f"{name}/waits/{self._rank}", "")
-            if waited > self._limit_sec:
-                raise RuntimeError(
-                    f"{self._message(name, waited)} That is the timeout of the process group. "
-                    "Iterate on all ranks, and break on all of them at the same step; or make "
-                    'the loader with end="uneven", with which ranks do not wait for each other.'
-                )
-            if waited > warn_at:
-                logger.warning(
-                    "%s The limit is %.0f s.", self._message(name, waited), self._limit_sec
-                )
-                warn_at *= 2
+        is_known = False
 
-    def _message(self, name: str, waited_sec: float) -> str:
-        missing = [
-            rank
-            for rank in range(self._world_size)
-            if rank != self._rank and not self._store.check([f"{name}/waits/{rank}"])
-        ]
-        return (
-            f"Rank {self._rank} of {self._world_size} has waited {waited_sec:.0f} s, at step "
-            f"{self._number} of its pass, for ranks {missing} to ask for their batch."
-        )
+        def message(waited_sec: float) -> str:
+            others = [rank for rank in range(self._world_size) if rank != self._rank]
+            missing = [r for r in others if not self._store.check([f"{name}/waits/{r}"])]
+            return (
+                f"Rank {self._rank} of {self._world_size} has waited {waited_sec:.0f} s, at step "
+                f"{self._number} of its pass, for ranks {missing} to ask for their batch."
+            )
+
+        def warn(waited_sec: float) -> None:
+            nonlocal is_known
+            self._store.set(f"{name}/waits/{self._rank}", "")  # so that others do not miss it
+            if is_known:
+                logger.warning("%s The limit is %.0f s.", message(waited_sec), self._limit_sec)
+            is_known = True
+
+        def is_there() -> bool:
+            return bool(self._store.check([f"{name}/all"]))
+
+        if not _comes(is_there, self._limit_sec, warn, min(QUIET_SEC, self._limit_sec / 4)):
+            raise RuntimeError(
+                f"{message(self._limit_sec)} That is the timeout of the process group. Iterate on "
+                "all ranks, and break on all of them at the same step; or make the loader with "
+                'end="uneven", with which ranks do not wait for each other.'
+            )
 
 
 def group_store(config: WorkerConfig) -> tuple[Any, bool] | None:
@@ -217,12 +220,6 @@ def group_store(config: WorkerConfig) -> tuple[Any, bool] | None:
     whole: Any = dist.group.WORLD
     store = dist.distributed_c10d._get_process_group_store(whole if group is None else group)
     return store, size > config.world_size
-
-
-# How long ranks wait for one another, by default.
-TIMEOUT_SEC = 300.0
-# After so long a wait it is logged which ranks are missing.
-QUIET_SEC = 10.0
 
 
 class Exchange:
@@ -270,9 +267,7 @@ class Exchange:
         Raises:
             ValueError: It is not in the group.
         """
-        if self._is_alone:
-            return 0
-        ranks = self._global_ranks()
+        ranks = [global_rank] if self._is_alone else self._global_ranks()
         if global_rank not in ranks:
             raise ValueError(
                 f"rank {global_rank} is not in the data-parallel group of this rank, which has the "
@@ -301,126 +296,102 @@ class Exchange:
         return ranks
 
     def _round(self, value: Any, what: str, collector: int, *, is_shared: bool) -> list[Any]:
-        ranks = self._global_ranks()
-        name = hashlib.sha256(json.dumps(ranks).encode()).hexdigest()[:16]
-        store = dist.distributed_c10d.PrefixStore(f"energon_lite/{name}", _default_store())
-        rank = self._config.rank
-        this = _Round(store, what, rank, len(ranks))
-        this.post(value)
+        ranks, rank, values = self._global_ranks(), self._config.rank, []
+        shared = group_store(self._config)
+        assert shared is not None  # all ranks are there
+        this = _Round(shared[0], what, rank, len(ranks))
+        collects = rank == collector
         try:
-            values = self._wait(this, is_shared) if rank == collector else self._wait(this)
-            shared = this.result()
+            this.post(value)
+            _comes(
+                lambda: this.is_decided() or (collects and this.is_complete()),
+                self._timeout_sec, this.warn, QUIET_SEC,
+            )  # fmt: skip
+            if collects and not this.is_decided() and this.is_complete():
+                values = this.collect(is_shared)
+            elif not this.is_decided():
+                this.fail(self._timeout_sec)
+            found = this.result()
         finally:  # also where the wait is interrupted: a late round must not find an old value
             this.take_back()
             if ranks[rank] == 0:  # mostly the process that has the store, and may end now
-                this.wait_for_leaving(min(self._timeout_sec, QUIET_SEC))
-        if rank == collector:
+                _comes(this.is_left, min(self._timeout_sec, QUIET_SEC))
+        if collects:
             this.forget_earlier()
-        return values if rank == collector else shared
-
-    def _wait(self, this: _Round, is_shared: bool | None = None) -> list[Any]:
-        """Waits until a round is decided; returns all values if it is this rank that collects them.
-
-        Args:
-            this: the round.
-            is_shared: on the collector, whether all ranks get the values; None on the others.
-        """
-        is_quiet = True
-        for waited in _waits(0.001):
-            if this.is_decided:
-                break
-            if is_shared is not None and this.is_complete:
-                return this.collect(is_shared)
-            if waited > self._timeout_sec:
-                this.fail(self._timeout_sec)
-            elif is_quiet and waited > QUIET_SEC:
-                is_quiet = False
-                logger.warning(
-                    "Rank %d waits in %s for ranks %s to call it, too; it times out after %g s.",
-                    this.rank, this.what, this.missing(), self._timeout_sec,
-                )  # fmt: skip
-        return []
-
-
-def _default_store() -> Any:
-    return dist.distributed_c10d._get_default_store()
+        return values if collects else found
 
 
 class _Round:
     """One round of a group of ranks in the store, the first that has no outcome yet."""
 
     def __init__(self, store: Any, what: str, rank: int, num_ranks: int) -> None:
-        self._store = store
-        self.what, self.rank = what, rank
-        self._oldest, self._last = 0, 0
-        if store.check(["rounds"]):
-            self._oldest, self._last = map(int, store.get("rounds").split())
-        self._number = self._last
-        while store.check([f"{self._number}/outcome"]):
+        self._store: Any = dist.distributed_c10d.PrefixStore("energon_lite/rounds", store)
+        self._what, self._rank = what, rank
+        self._number = self._last_good = self._store.add("last good", 0)
+        while self.is_decided():
             self._number += 1
-        self._outcome = f"{self._number}/outcome"
         self._posts = [f"{self._number}/{rank}" for rank in range(num_ranks)]
 
-    @property
     def is_decided(self) -> bool:
-        """Whether it is known what becomes of the round."""
-        return bool(self._store.check([self._outcome]))
+        return bool(self._store.check([f"{self._number}/outcome"]))
+
+    def is_complete(self) -> bool:
+        return not self._missing()
+
+    def _missing(self) -> list[int]:
+        if self._store.check(self._posts):
+            return []
+        return [rank for rank, post in enumerate(self._posts) if not self._store.check([post])]
+
+    def is_left(self) -> bool:
+        return not any(self._store.check([post]) for post in self._posts)
 
     def post(self, value: Any) -> None:
         """Posts the value of this rank; what is no JSON fails the round on all ranks."""
         try:
-            text = json.dumps([self.what, value])
+            text = json.dumps([self._what, value, ""])
         except (TypeError, ValueError) as error:
-            text = json.dumps([self.what, None, f"rank {self.rank} passed no plain JSON: {error}"])
-        self._store.set(self._posts[self.rank], zlib.compress(text.encode(), 1))
+            text = json.dumps([self._what, 0, f"rank {self._rank} passed no plain JSON: {error}"])
+        self._store.set(self._posts[self._rank], zlib.compress(text.encode(), 1))
 
     def take_back(self) -> None:
-        """Deletes what this rank posted."""
-        self._store.delete_key(self._posts[self.rank])
+        self._store.delete_key(self._posts[self._rank])
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether all ranks have posted."""
-        return bool(self._store.check(self._posts))
-
-    def missing(self) -> list[int]:
-        """Lists the ranks that did not post yet."""
-        return [r for r, post in enumerate(self._posts) if not self._store.check([post])]
+    def warn(self, waited_sec: float) -> None:
+        logger.warning(
+            "Rank %d has waited %.0f s in %s for ranks %s to call it, too.",
+            self._rank, waited_sec, self._what, self._missing(),
+        )  # fmt: skip
 
     def collect(self, is_shared: bool) -> list[Any]:
         """Reads what all ranks posted, and tries to decide that the round has succeeded."""
         posted = [_unpacked(self._store.get(post)) for post in self._posts]
-        values = [entry[1] for entry in posted]
-        errors = [entry[2] for entry in posted if len(entry) > 2]
-        calls: dict[str, list[int]] = {}
-        for rank, entry in enumerate(posted):
-            calls.setdefault(entry[0], []).append(rank)
+        values = [value for _, value, _ in posted]
+        error = next((error for *_, error in posted if error), "")
+        calls = {what: rank for rank, (what, *_) in enumerate(posted)}
         if len(calls) > 1:
-            each = "; ".join(f"ranks {ranks}: {what}" for what, ranks in calls.items())
-            errors.append(f"the ranks called different things at once ({each})")
-        if errors:
-            self._decide(b"-" + errors[0].encode())
-        else:
-            shared = zlib.compress(json.dumps(values).encode(), 1) if is_shared else b""
-            self._decide(b"+" + shared)
+            each = ", ".join(f"rank {rank} {what}" for what, rank in calls.items())
+            error = f"the ranks called different things at once, such as {each}"
+        shared = zlib.compress(json.dumps(values).encode(), 1) if is_shared else b""
+        self._decide(b"-" + error.encode() if error else b"+" + shared)
         return values
 
     def fail(self, timeout_sec: float) -> None:
         """Tries to decide that the round has failed, as some ranks did not come."""
-        missing = self.missing()
+        missing = self._missing()
         text = (
-            f"ranks {missing} did not call {self.what} within {timeout_sec:g} s of the others "
+            f"ranks {missing} did not call {self._what} within {timeout_sec:g} s of the others "
             "(state_timeout_sec). Call it on all data-parallel ranks, or save each rank's own "
             "state with save_state_rank(), which waits for no rank"
             if missing
             else f"the ranks waited {timeout_sec:g} s (state_timeout_sec) for one another in "
-            f"{self.what}, with different arguments, or one of them is slow"
+            f"{self._what}, with different arguments, or one of them is slow"
         )
         self._decide(b"-" + text.encode())
 
     def _decide(self, outcome: bytes) -> None:
         """Sets the outcome, unless another rank has set one."""
-        self._store.compare_set(self._outcome, "", outcome)
+        self._store.compare_set(f"{self._number}/outcome", "", outcome)
 
     def result(self) -> list[Any]:
         """Returns the values, if they are shared.
@@ -428,23 +399,20 @@ class _Round:
         Raises:
             StateError: The round has failed.
         """
-        outcome = self._store.get(self._outcome)
+        outcome = self._store.get(f"{self._number}/outcome")
         if outcome[:1] == b"-":
             raise StateError(outcome[1:].decode())
         return _unpacked(outcome[1:]) if len(outcome) > 1 else []
 
-    def wait_for_leaving(self, timeout_sec: float) -> None:
-        """Waits until all ranks that posted know the outcome, or for so long."""
-        end = time.monotonic() + timeout_sec
-        while time.monotonic() < end and any(self._store.check([p]) for p in self._posts):
-            time.sleep(0.001)
-
     def forget_earlier(self) -> None:
-        """Deletes outcomes that no rank can ask for: all ranks have left the rounds before."""
-        for number in range(self._oldest, self._last):
+        """Deletes outcomes that no rank can ask for: all have left the rounds before this one."""
+        number = self._last_good - 1
+        while self._store.check([f"{number}/outcome"]):
             self._store.delete_key(f"{number}/outcome")
-        self._store.set("rounds", f"{self._last} {self._number}")
+            number -= 1
+        self._store.set("last good", str(self._number))
 
 
-def _unpacked(text: bytes) -> Any:
-    return json.loads(zlib.decompress(text))
+def _unpacked(text: bytes) -> list[Any]:
+    found: list[Any] = json.loads(zlib.decompress(text))
+    return found

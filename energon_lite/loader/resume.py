@@ -35,8 +35,8 @@ from energon_lite.core.state import (
 )  # fmt: skip
 from energon_lite.core.topology import MAX_STREAMS, RankSlots, Stream, WorkerConfig
 from energon_lite.loader.migration import Comparison, Migration
-from energon_lite.loader.rank_feed import PassStart, StreamStart
 from energon_lite.loader.stats import COUNTED, SavedStats
+from energon_lite.loader.workers.rank_feed import PassStart, StreamStart
 
 logger = logging.getLogger(__name__)
 
@@ -65,10 +65,7 @@ def decompressed(text: Any, name: str) -> Any:
         return text
     try:
         reader = zlib.decompressobj()
-        # Before, it was base64, in which all that zlib compresses begins with the same letters.
-        is_64 = text.startswith("eJ")
-        raw = base64.b64decode(text, validate=True) if is_64 else base64.b85decode(text)
-        content = reader.decompress(raw, _MAX_BYTES)
+        content = reader.decompress(base64.b85decode(text), _MAX_BYTES)
         if not reader.eof:
             raise ValueError(f"it is cut short, or of more than {_MAX_BYTES:,} bytes")
         return json.loads(content)
@@ -239,16 +236,16 @@ def states_of(state_dict: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
         return [state for entry in state_dict for state in states_of(entry)]
     if not isinstance(state_dict, Mapping) or STATE_KEY not in state_dict:
         return [state_dict]  # it is checked when it is read
-    error: Exception | None = None
+    text, error = state_dict[STATE_KEY], None
     try:
-        found = read_json(state_dict[STATE_KEY], STATE_KEY, _MAX_DEPTH, allow_nan=True)
-        if isinstance(found, list) and found and all(isinstance(state, dict) for state in found):
-            return found
+        found = read_json(text, STATE_KEY, _MAX_DEPTH, allow_nan=True)
     except (TypeError, ValueError, AttributeError) as caught:
-        error = caught
+        found, error = None, caught
+    if isinstance(found, list) and found and all(isinstance(state, dict) for state in found):
+        return found
     raise StateError(
-        f"the state's {STATE_KEY!r} is {state_dict[STATE_KEY]!r:.80}, not what state_dict() "
-        "returned; it was edited or is corrupt"
+        f"the state's {STATE_KEY!r} is {text!r:.80}, not what state_dict() returned; it was edited "
+        "or is corrupt"
     ) from error
 
 
@@ -414,12 +411,24 @@ def _position(
     states: list[_State], config: WorkerConfig, endless: bool, fresh: Snapshot
 ) -> LoaderPosition:
     """Returns the position of a rank in the run of which `states` are."""
+    states = sorted(states, key=lambda state: int(state["rank"]))
     aligned = _aligned(states)
     for name in ("num_streams", "world_size", "base", "emitted"):
         _check_same(aligned, name)
     rank, world_size, old_world = config.rank, config.world_size, states[0]["world_size"]
-    _check_num_streams(config.num_streams, states[0]["num_streams"])
-    _check_ranks([state["rank"] for state in states], old_world, rank, world_size)
+    num_streams, ranks = states[0]["num_streams"], sorted(state["rank"] for state in states)
+    if config.num_streams not in (None, num_streams):
+        raise StateError(
+            f"the run has {num_streams} streams, and WorkerConfig asks for num_streams="
+            f"{config.num_streams}; the number of streams cannot change in a run. Leave it out, or "
+            f"set num_streams={num_streams}"
+        )
+    if ranks != list(range(old_world)) and (ranks, old_world) != ([rank], world_size):
+        raise StateError(
+            f"the states are of ranks {ranks} where the run had {old_world} ranks "
+            f"(0..{old_world - 1}); this is rank {rank} of {world_size}. Give the state of every "
+            "rank once: restore_state_global([state of rank 0, state of rank 1, ...])"
+        )
     if endless:
         _check_counts(states)
     if old_world == world_size:
@@ -439,24 +448,6 @@ def _position(
         {name: row["target"] for name, row in states[0]["stats"].items() if row["target"]},
     )
     return position
-
-
-def _check_num_streams(wanted: int | None, saved: int) -> None:
-    if wanted not in (None, saved):
-        raise StateError(
-            f"the run has {saved} streams, and WorkerConfig asks for num_streams={wanted}; the "
-            f"number of streams cannot change in a run. Leave it out, or set num_streams={saved}"
-        )
-
-
-def _check_ranks(ranks: list[int], old_world: int, rank: int, world_size: int) -> None:
-    is_own = ranks == [rank] and old_world == world_size
-    if sorted(ranks) != list(range(old_world)) and not is_own:
-        raise StateError(
-            f"the states are of ranks {sorted(ranks)} where the run had {old_world} ranks "
-            f"(0..{old_world - 1}); this is rank {rank} of {world_size}. Give the state of every "
-            "rank once: restore_state_global([state of rank 0, state of rank 1, ...])"
-        )
 
 
 def _check_same(states: list[_State], name: str) -> None:
@@ -497,14 +488,11 @@ def _check_counts(states: list[_State]) -> None:
         )
 
 
-def _peers(states: list[_State], pass_index: int) -> Peers | None:
-    """Returns what all ranks had emitted of a pass; None for the state of one rank alone."""
-    if len(states) == 1:
-        return None
-    by_rank = sorted(states, key=lambda state: int(state["rank"]))
+def _peers(states: list[_State], pass_index: int) -> Peers:
+    """Returns what all ranks had emitted of a pass."""
     counts = [
         (-1 if s["ended"] else s["count"]) if s["pass"] == pass_index else -(s["pass"] > pass_index)
-        for s in by_rank
+        for s in states
     ]
     return Peers(states[0]["base"], counts, states)
 
@@ -515,35 +503,30 @@ def _own_position(state: _State, states: list[_State]) -> LoaderPosition:
         state["base"], state["rank"], state["world_size"], state["num_streams"], state["count"]
     )
     start, own = PassStart(slots, state["pass"]), {name: state[name] for name in _OWN}
-    peers = _peers(states, state["pass"])
+    peers = _peers(states, state["pass"]) if len(states) > 1 else None
     return LoaderPosition(start, emitted=_regions(state), peers=peers, **own)
 
 
 def _common_position(states: list[_State], world_size: int) -> LoaderPosition:
     """Finds the lowest slot that no rank emitted, and the slots beyond it that faster ranks did."""
     first_pass = min(s["pass"] for s in states)
-    ahead = sorted(s["rank"] for s in states if s["pass"] > first_pass)
+    ahead = [s["rank"] for s in states if s["pass"] > first_pass]
     if ahead:
         raise StateError(
             f"ranks {ahead} had begun another pass over the data than the others; save the state "
             "at the same step on all ranks"
         )
-    old_world, base = states[0]["world_size"], states[0]["base"]
-    start = PassStart(RankSlots(base, 0, old_world, states[0]["num_streams"]), first_pass)
+    old_world, peers = states[0]["world_size"], _peers(states, first_pass)
+    start = PassStart(RankSlots(peers.base, 0, old_world, states[0]["num_streams"]), first_pass)
     if all(s["ended"] for s in states):
         return LoaderPosition(start, ended=True)
     items = min(s["items_in_pass"] for s in states) * old_world // world_size
-    position = LoaderPosition(start, emitted=_regions(states[0]), items_in_pass=items)
-    position.peers = Peers(base, [0], states)  # `emitted` has what they emitted
-    by_rank = sorted(states, key=lambda state: int(state["rank"]))
-    counts = [-1 if s["ended"] else s["count"] for s in by_rank]
-    if len(set(counts)) == 1:
-        base += counts[0] * old_world
-    else:
-        position.emitted.append(Region(base, counts))
-        base = min(base + c * old_world + rank for rank, c in enumerate(counts) if c >= 0)
-    start.slots = start.slots._replace(base=base)
-    return position
+    emitted = _regions(states[0])
+    if len(set(peers.counts)) > 1:
+        emitted.append(Region(peers.base, peers.counts))
+    left = (c * old_world + rank for rank, c in enumerate(peers.counts) if c >= 0)
+    start.slots = start.slots._replace(base=peers.base + min(left))
+    return LoaderPosition(start, emitted=emitted, items_in_pass=items, peers=peers)
 
 
 def _newest_snapshots(states: Sequence[_State], pass_index: int, index: int) -> list[Snapshot]:
@@ -622,17 +605,12 @@ def check_steps(
 def warn_of_shared_streams(slots: RankSlots) -> None:
     """Logs what it costs if several ranks share a stream, and which world sizes cost nothing."""
     if slots.stride > 1:
-        free = [d for d in range(1, slots.num_streams + 1) if slots.num_streams % d == 0]
-        near = sorted(sorted(free, key=lambda d: abs(d - slots.world_size))[:2])
         logger.warning(
-            "%d ranks share %d streams, so each batch is computed by %d ranks. World sizes %s "
-            "would cost nothing extra; better, make num_streams a multiple of every world size "
-            "that you may use.",
-            slots.world_size,
-            slots.num_streams,
-            slots.stride,
-            near,
-        )
+            "%d ranks share %d streams, so each batch is computed by %d ranks. %s ranks would cost "
+            "nothing extra; better, make num_streams a multiple of every world size that you may "
+            "use.",
+            slots.world_size, slots.num_streams, slots.stride, _divisors(slots.num_streams),
+        )  # fmt: skip
 
 
 def _divisors(number: int) -> str:

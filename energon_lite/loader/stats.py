@@ -16,8 +16,8 @@ from energon_lite.core.state import JSON
 from energon_lite.core.stream_context import SKIP_ALLOWANCE, CostRow, SkipRecord
 from energon_lite.core.tables import table_lines
 from energon_lite.core.topology import Stream, WorkerConfig
-from energon_lite.loader.rank_feed import Delivery
 from energon_lite.loader.rank_store import TIMEOUT_SEC, Exchange
+from energon_lite.loader.workers.rank_feed import Delivery
 
 
 @dataclasses.dataclass
@@ -60,9 +60,9 @@ class SourceStats:
 
 
 # What is counted; the rest of `SourceStats` is worked out of these and of the blend.
-_SECONDS = ("read_sec", "encode_sec", "wait_sec")
 COUNTED = (
-    "samples", "batches", "draws", "skipped", "tokens", "overlong", "loss_weight_sum", *_SECONDS,
+    "samples", "batches", "draws", "skipped", "tokens", "overlong", "loss_weight_sum", "read_sec",
+    "encode_sec", "wait_sec",
 )  # fmt: skip
 _NOTHING = SourceStats()
 
@@ -100,11 +100,8 @@ class Stats(dict[str, SourceStats]):
 
     def merged(self, others: Iterable[Mapping[str, SourceStats]]) -> Stats:
         """Returns the statistics of this rank and others together."""
-        counted = {name: dataclasses.replace(stats) for name, stats in self.items()}
-        for other in others:
-            for name, stats in other.items():
-                _add(counted.setdefault(name, SourceStats()), vars(stats))
-        return Stats(counted, self.target, self.facts, self.unit)
+        ranks = [{name: vars(stats) for name, stats in rank.items()} for rank in (self, *others)]
+        return Stats(_sums(ranks), self.target, self.facts, self.unit)
 
     def reduced(self, group: Any = None) -> Stats:
         """Returns the statistics of all ranks together; every rank must call it.
@@ -124,8 +121,7 @@ class Stats(dict[str, SourceStats]):
         )
         plain = {name: dataclasses.asdict(stats) for name, stats in self.items()}
         ranks = Exchange(config, TIMEOUT_SEC).gather(plain, "stats().reduced()") or []
-        others = ranks[:own] + ranks[own + 1 :]
-        return self.merged({n: SourceStats(**row) for n, row in rank.items()} for rank in others)
+        return Stats(_sums(ranks), self.target, self.facts, self.unit)
 
     def scalars(self, prefix: str = "data/") -> dict[str, float]:
         """Returns every figure under a name such as `data/coco/train/actual_share`."""
@@ -185,11 +181,11 @@ class SavedStats:
     target: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
-# What costs, skips and the wait of a batch come as; and the sums, with a list whose first rows are
-# not in them yet, the number of these, and that of items.
+# One row per delivery: its costs, skips and wait. A mark: sums, rows that are not in them yet, and
+# the number of items.
 _Row = tuple[Sequence[CostRow], Sequence[SkipRecord], "float | None"]
-CounterMark = tuple[dict[str, SourceStats], list[_Row], int, int]
-_MAX_ROWS = 256
+CounterMark = tuple[dict[str, SourceStats], tuple[_Row, ...], int]
+_MAX_ROWS = 64
 
 
 class Counter:
@@ -212,14 +208,11 @@ class Counter:
         self._target_before = dict(saved.target)
         self._items_before = num_items
         self._loss_weights = {facts.name: facts.loss_weight for facts in dataset.sources()}
-        counted: dict[str, SourceStats] = {}
-        for counts in saved.counted:
-            for name, fields in counts.items():
-                _add(counted.setdefault(name, SourceStats()), fields)
+        counted = _sums(saved.counted)
         # Sums are made of whole numbers of samples, so that they do not drift.
         self._before = counted
         # Values that are never changed, so that a caller can return to them.
-        self.mark: CounterMark = (counted, [], 0, 0)
+        self.mark: CounterMark = (counted, (), 0)
 
     def add(
         self, costs: Sequence[CostRow], skipped: Sequence[SkipRecord], wait_sec: float | None = None
@@ -231,20 +224,18 @@ class Counter:
             skipped: the skipped samples.
             wait_sec: how long the batch was waited for; None at the end of a stream.
         """
-        counted, rows, num_rows, num_items = self.mark
-        if num_rows == _MAX_ROWS:
-            counted, rows, num_rows = _summed(counted, rows), [], 0
-        if len(rows) > num_rows:  # of a later mark, from which the caller returned to this one
-            rows = rows[:num_rows]
-        rows.append((costs, skipped, wait_sec))
-        self.mark = (counted, rows, num_rows + 1, num_items + (wait_sec is not None))
+        if len(self.mark[1]) == _MAX_ROWS:
+            _ = self._counted
+        counted, rows, num_items = self.mark
+        row = costs, skipped, wait_sec
+        self.mark = (counted, (*rows, row), num_items + (wait_sec is not None))
 
     @property
     def _counted(self) -> dict[str, SourceStats]:
-        counted, rows, num_rows, num_items = self.mark
-        if num_rows:
-            counted = _summed(counted, rows[:num_rows])
-            self.mark = (counted, [], 0, num_items)
+        counted, rows, num_items = self.mark
+        if rows:
+            counted = _summed(counted, rows)
+            self.mark = (counted, (), num_items)
         return counted
 
     def counted(self) -> dict[str, SourceStats]:
@@ -261,7 +252,7 @@ class Counter:
 
         The target up to the last restore is the one that was saved, also of another blend.
         """
-        own_items = self.mark[3]
+        own_items = self.mark[-1]
         before = sum(stats.draws for stats in self._before.values())
         draws = sum(stats.draws for stats in self._counted.values()) - before
         # Draws of an item on this rank stand for those on the others; all targets together are the
@@ -285,19 +276,26 @@ class Counter:
         return {
             name: {
                 "target": round(target.get(name, 0.0), 6),
-                **{f: _rounded(getattr(counted.get(name, _NOTHING), f), f) for f in COUNTED},
+                **_counts(counted.get(name, _NOTHING)),
             }
             for name in dict.fromkeys((*target, *counted))
         }
 
 
-def _add(sums: SourceStats, fields: Mapping[str, float]) -> None:
-    for name in COUNTED:
-        setattr(sums, name, getattr(sums, name) + fields[name])
+def _counts(stats: SourceStats) -> dict[str, JSON]:
+    counts = {name: getattr(stats, name) for name in COUNTED}
+    return {name: round(n, 3) if name.endswith("_sec") else n for name, n in counts.items()}
 
 
-def _rounded(value: float, name: str) -> float:
-    return round(value, 3) if name in _SECONDS else value
+def _sums(ranks: Iterable[Mapping[str, Mapping[str, float]]]) -> dict[str, SourceStats]:
+    """Returns the counts of several ranks together, by source."""
+    sums: dict[str, SourceStats] = {}
+    for rank in ranks:
+        for source, fields in rank.items():
+            stats = sums.setdefault(source, SourceStats())
+            for name in COUNTED:
+                setattr(stats, name, getattr(stats, name) + fields[name])
+    return sums
 
 
 def _summed(sums: Mapping[str, SourceStats], rows: Sequence[_Row]) -> dict[str, SourceStats]:
@@ -407,11 +405,10 @@ class FailureLimit:
         allowed = int(self._max_skip_rate * num_samples + above)
         if failed <= allowed or not self._is_on:
             return
-        last = "on other ranks"
-        if self._last is not None:
-            record = self._last
-            last = f"the last here {record.sample_key!r} of {record.source}, stage {record.stage}"
-            last += f": {record.error}"
+        record, last = self._last, "on other ranks"
+        if record is not None:
+            place = f"{record.sample_key!r} of {record.source}, stage {record.stage}"
+            last = f"the last here {place}: {record.error}"
         raise FatalSampleError(
             f"Of {num_samples:,} samples of this validation pass {failed:,} failed, and "
             f"max_skip_rate={self._max_skip_rate:g} allows {allowed:,} ({last}). What is left is "

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
 from energon_lite.core.errors import DatasetFormatError
@@ -42,7 +42,6 @@ from energon_lite.metadataset.values import (
 from energon_lite.order.blending import MODES
 from energon_lite.order.schedules import Schedule, Weight
 from energon_lite.stages.blend import UNTIL
-from energon_lite.storage.join_index import JoinSide
 from energon_lite.storage.yaml import YamlMap
 
 
@@ -61,7 +60,7 @@ class Aux:
     written: str
     is_plain: bool
     place: Place = NOWHERE
-    path: Path = Path()
+    path: PurePath = Path()
     label: str = ""
 
 
@@ -207,7 +206,7 @@ class Leaf(_Anywhere):
     dataset_config: str | None = key(optional(TEXT), default=None)
     split_config: str | None = key(optional(TEXT), default=None)
     aux: dict[str, Aux] = key(optional(_STORES, absent={}), default_factory=dict)
-    path: Path = Path()
+    path: PurePath = Path()
     source_id: str = ""
 
     @property
@@ -231,7 +230,7 @@ class JoinMember(Leaf):
         keyword: the name of the entry in a map; empty in a list.
     """
 
-    nonmatch: str = key(choice(*JoinSide.modes), default="error")
+    nonmatch: str = key(choice("error", "skip", "none"), default="error")
     name: str | None = None
     loss_weight: float = 1.0
     aux: dict[str, Aux] = field(default_factory=dict)
@@ -316,7 +315,7 @@ class Join(Leaf):
     dataset_config: str | None = None
     split_config: str | None = None
     aux: dict[str, Aux] = field(default_factory=dict)
-    cache: Path | None = None
+    cache: PurePath | None = None
 
     @property
     def folders(self) -> tuple[Leaf, ...]:

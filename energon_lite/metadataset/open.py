@@ -12,11 +12,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from energon_lite import sources  # joins are imported on first use
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import DatasetFormatError
+from energon_lite.core.file_store import FileStore
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.decoding.sample_decoder import SampleDecoder
+from energon_lite.formats.nvmeta import read_dataset_config
+from energon_lite.formats.shards import MAX_OPEN
 from energon_lite.metadataset.nodes import (
     Aux,
     Join,
@@ -29,13 +31,14 @@ from energon_lite.metadataset.nodes import (
 )
 from energon_lite.metadataset.read import is_metadataset, read_metadataset
 from energon_lite.metadataset.values import Place, SubsetRange
+from energon_lite.names.energon_modules import import_name
 from energon_lite.sources.dataset_config import load_factory, load_joiner
 from energon_lite.sources.source_factory import SourceFactory
-from energon_lite.storage.join_index import JoinSide
+from energon_lite.storage import files
 from energon_lite.storage.local_paths import local_path
-from energon_lite.storage.nvmeta import read_dataset_config
-from energon_lite.storage.shards import MAX_OPEN
-from energon_lite.stores.file_stores import FileStore, SystemFileStore, WebdatasetFileStore
+
+# Imported on first use.
+_JOINS, _STORES = "energon_lite.extras.joins.joined", "energon_lite.extras.stores.file_stores"
 
 Stores = Mapping[str, FileStore[Any]]
 Cook = Callable[[SavableDataset[Any], SourceFactory[Any], Stores], SavableDataset[Any]]
@@ -87,9 +90,9 @@ def open_node(
     assert not isinstance(path, Mapping)
     subset = own.pop("subset", None)
     return Leaf(
-        path=path.absolute(),
+        path=files.absolute(path),
         written=str(path),
-        source_id=own.get("name") or f"{path.resolve().name}/{split_part}",
+        source_id=own.get("name") or f"{files.resolved(path).name}/{split_part}",
         split_part=split_part,
         subset=() if subset is None else (SubsetRange(*subset),),
         **own,
@@ -197,13 +200,14 @@ class LeafOpener:
                 joiner.module, joiner.class_name or joiner.function, bool(joiner.class_name),
                 str(joiner.place), self.settings.get("trust"),
             )  # fmt: skip
-        return sources.joined.JoinedWebdatasetFactory(
+        factory: SourceFactory[Any] = import_name(f"{_JOINS}:JoinedWebdatasetFactory")(
             dict(zip(keywords, inner, strict=True)) if keywords[0] else inner,
             join_index=join.cache,
             joiner=joiner,
             nonmatch=[member.nonmatch for member in join.members],
             **self._settings_of(join),
         )
+        return factory
 
     def _settings_of(self, leaf: Leaf) -> dict[str, Any]:
         """Returns the arguments that factories of folders and of joins have in common."""
@@ -242,18 +246,18 @@ def opened_store(aux: Aux) -> FileStore[bytes]:
         DatasetFormatError: It is a file, or an invalid dataset.
     """
     with located(aux.place):
-        if aux.path.is_file():
+        if files.is_file(aux.path):
             raise DatasetFormatError(
                 f"{aux.written} is a file; 'aux' names a prepared dataset folder, or a plain "
                 "folder as filesystem://FOLDER"
             )
-        if not aux.path.is_dir():
+        if not files.is_folder(aux.path):
             raise FileNotFoundError(f"{aux.written} is no folder; check the path")
         if not aux.is_plain:
-            return WebdatasetFileStore(aux.path)
-        store = SystemFileStore(aux.path)
+            return import_name(f"{_STORES}:WebdatasetFileStore")(aux.path)  # type: ignore[no-any-return]
+        store = import_name(f"{_STORES}:SystemFileStore")(aux.path)
         store.name = aux.label or store.name
-        return store
+        return store  # type: ignore[no-any-return]
 
 
 def prepare_joins(node: Node, num_workers: int | None = None) -> Iterator[tuple[Path, Any]]:
@@ -273,20 +277,19 @@ def prepare_joins(node: Node, num_workers: int | None = None) -> Iterator[tuple[
         if isinstance(join, Join) and join.cache is not None:
             with located(join.place):
                 sides = list(map(_side, join.members))
-                yield sources.joined.prepared_index(join.cache, sides, num_workers)
+                yield import_name(f"{_JOINS}:prepared_index")(join.cache, sides, num_workers)
 
 
-def _side(member: JoinMember) -> JoinSide:
+def _side(member: JoinMember) -> Any:
     # What dataset.yaml sets wins, as in the factories; nothing is imported for it here.
     own = read_dataset_config(member.path, member.dataset_config)
-    side: JoinSide = sources.joined.open_side(
+    return import_name(f"{_JOINS}:open_side")(
         member.path,
         own.get("split_part", member.split_part),
         own.get("split_config", member.split_config),
         partial(range_of, member.subset) if member.subset else None,
         member.nonmatch,
     )
-    return side
 
 
 @contextmanager

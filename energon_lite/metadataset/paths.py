@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from pathlib import Path
+from pathlib import PurePath
 from typing import NamedTuple
 
-from energon_lite.storage.local_paths import local_text
+from energon_lite.storage import files
+from energon_lite.storage.byte_file import registered
+from energon_lite.storage.local_paths import local_path, local_text
 
 _VARIABLE = re.compile(r"\$\{([^{}]*)\}")
 
@@ -23,7 +25,7 @@ class Target(NamedTuple):
             there.
     """
 
-    path: Path
+    path: PurePath
     shown: str
     label: str | None
 
@@ -35,10 +37,10 @@ class Folder(NamedTuple):
         root: absolute path of the folder of the root metadataset.
     """
 
-    path: Path
+    path: PurePath
     shown: str
     label: str | None
-    root: Path
+    root: PurePath
 
     def above(self, target: Target) -> Folder:
         """Returns the folder that `target` lies in."""
@@ -61,7 +63,7 @@ class Folder(NamedTuple):
         if not text or "\0" in text:
             raise ValueError(f"{written!r} has no path in it; correct it")
         path = joined(self.path, text)
-        if not text.startswith("/"):
+        if not _is_absolute(text):
             label = None if self.label is None else normalised(posixpath.join(self.label, text))
             return Target(path, normalised(posixpath.join(self.shown, text)), label)
         if text != local:
@@ -81,8 +83,12 @@ class Folder(NamedTuple):
 
 def root_folder(source: str) -> Folder:
     """Returns the folder of the root metadataset, `source`."""
-    path = Path(os.path.abspath(source)).parent  # noqa: PTH100  resolve() would follow links
+    path = joined(files.absolute(PurePath()), source).parent
     return Folder(path, posixpath.dirname(source), "", path)
+
+
+def _is_absolute(text: str) -> bool:
+    return text.startswith("/") or registered(PurePath(text)) is not None
 
 
 def expanded(text: str) -> str:
@@ -108,25 +114,26 @@ def expanded(text: str) -> str:
     return result
 
 
-def joined(folder: Path, text: str) -> Path:
+def joined(folder: PurePath, text: str) -> PurePath:
     """Returns the absolute path of `text` relative to `folder`, resolved as text.
 
     Raises:
-        ValueError: `..` leads above the root of the file system.
+        ValueError: `..` leads above the root of the storage.
 
     Example:
-        >>> str(joined(Path("/data/meta"), "../coco/./train"))
+        >>> str(joined(PurePath("/data/meta"), "../coco/./train"))
         '/data/coco/train'
     """
+    root, *names = (PurePath(text) if _is_absolute(text) else folder / text).parts
     parts: list[str] = []
-    for part in posixpath.join(str(folder), text).split("/"):
-        if part == "..":
-            if not parts:
-                raise ValueError(f"{text!r} leads above the root of the file system; correct it")
+    for name in names:
+        if name != "..":
+            parts.append(name)
+        elif parts:
             parts.pop()
-        elif part not in ("", "."):
-            parts.append(part)
-    return Path("/" + "/".join(parts))
+        else:
+            raise ValueError(f"{text!r} leads above the root of the file system; correct it")
+    return local_path(PurePath(root, *parts))
 
 
 def normalised(text: str) -> str:

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from os import PathLike
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any, NamedTuple, TypeAlias
 
 from energon_lite.core.errors import DatasetFormatError, add_note
 from energon_lite.core.json_text import MAX_DEPTH
+from energon_lite.formats.known import format_of
 from energon_lite.metadataset.nodes import (
     Aux,
     Blend,
@@ -27,8 +28,7 @@ from energon_lite.metadataset.nodes import (
 )
 from energon_lite.metadataset.paths import Folder, Target, root_folder
 from energon_lite.metadataset.values import ONLY_LEAVES, Place, SubsetRange, as_read, close_match
-from energon_lite.storage.files import errors_of
-from energon_lite.storage.jsonl import is_jsonl
+from energon_lite.storage import files
 from energon_lite.storage.local_paths import local_path, local_text
 from energon_lite.storage.yaml import load_yaml
 
@@ -47,7 +47,7 @@ class _File:
     name: str
     content: MetadatasetFile
     folder: Folder
-    chain: tuple[tuple[str, str], ...]
+    chain: tuple[tuple[PurePath, str], ...]
     tree: _Tree
 
 
@@ -59,11 +59,11 @@ class _Tree:
     datasets.
 
     Attributes:
-        files: by their shown names.
+        contents: by their shown names.
         size: number of nodes, plus a fraction for their subflavors.
     """
 
-    files: dict[str, MetadatasetFile] = field(default_factory=dict)
+    contents: dict[str, MetadatasetFile] = field(default_factory=dict)
     size: float = 0
 
     def add(self, node: Node, here: _Around) -> None:
@@ -120,7 +120,7 @@ def is_metadataset(path: Source) -> bool:
     if isinstance(path, Mapping):
         return True
     local = local_path(path)
-    return local.suffix in _SUFFIXES and not local.is_dir()
+    return local.suffix in _SUFFIXES and not files.is_folder(local)
 
 
 def split_names(source: Source) -> list[str]:
@@ -162,34 +162,31 @@ def _open_root(source: Source) -> _File:
     if isinstance(source, Mapping):
         content = read_content(as_read(source, _INLINE), _INLINE)
         return _File(_INLINE, content, root_folder(_INLINE), (), _Tree())
-    name = local_text(os.fspath(source))
-    with errors_of(name):
-        is_file = Path(name).is_file()
-    if not is_file:
-        what = "is a folder, not a metadataset file" if Path(name).is_dir() else "does not exist"
+    name, path = local_text(os.fspath(source)), local_path(source)
+    if not files.is_file(path):
+        is_folder = files.is_folder(path)
+        what = "is a folder, not a metadataset file" if is_folder else "does not exist"
         raise FileNotFoundError(f"metadataset {name} {what}; check the path")
-    content = read_content(load_yaml(Path(name)), name)
-    return _File(name, content, root_folder(name), ((os.path.realpath(name), name),), _Tree())
+    content = read_content(load_yaml(path), name)
+    return _File(name, content, root_folder(name), ((files.resolved(path), name),), _Tree())
 
 
 def _open_nested(file: _File, target: Target, place: Place) -> _File:
-    with errors_of(target.path):
-        is_file = target.path.is_file()
-    if not is_file:
+    if not files.is_file(target.path):
         raise FileNotFoundError(
             f"{place}: there is no metadataset {target.path}; check the path, which is relative to "
             "the folder of the file that names it"
         )
-    real = os.path.realpath(target.path)
+    real = files.resolved(target.path)
     known = [path for path, _ in file.chain]
     chain = (*file.chain, (real, target.shown))
     if real in known:
         names = " -> ".join(name for _, name in chain[known.index(real) :])
         raise place.error(f"metadatasets name each other in a circle: {names}")
-    files = file.tree.files
-    if target.shown not in files:
-        files[target.shown] = read_content(load_yaml(target.path), target.shown)
-    return _File(target.shown, files[target.shown], file.folder.above(target), chain, file.tree)
+    contents = file.tree.contents
+    if target.shown not in contents:
+        contents[target.shown] = read_content(load_yaml(target.path), target.shown)
+    return _File(target.shown, contents[target.shown], file.folder.above(target), chain, file.tree)
 
 
 def _split(file: _File, around: _Around, place: Place) -> Node:
@@ -251,10 +248,11 @@ def _leaf(node: Leaf, file: _File, here: _Around) -> Node:
         target = file.folder.find(node.written, expand=file.content.expand_paths)
     except ValueError as error:
         raise node.at("path").error(str(error)) from None
-    suffix = target.path.suffix
-    if is_jsonl(target.path):
-        _refuse_configs(node, "a JSONL file, which has no split parts and only crude samples")
-    if suffix in _SUFFIXES and not target.path.is_dir():
+    found = format_of(target.path)
+    if found.only_part is not None:
+        what = f"a {found.name} file, which has no split parts and only crude samples"
+        _refuse_configs(node, what)
+    if is_metadataset(target.path):
         return _nested(node, file, here, target)
     return replace(
         node,
@@ -280,7 +278,8 @@ def _join(node: Join, file: _File, here: _Around) -> Join:
     for member in node.members:
         around = inside.entered(member)
         file.tree.add(member, around)
-        if Path(member.written).suffix in (*_SUFFIXES, ".jsonl"):
+        written = PurePath(member.written)
+        if written.suffix in _SUFFIXES or format_of(written).only_part is not None:
             raise member.at("path").error(
                 f"{member.written!r}: a join is of prepared dataset folders, as its samples are "
                 "found by key; prepare the samples as a folder of tar shards"
@@ -292,7 +291,7 @@ def _join(node: Join, file: _File, here: _Around) -> Join:
         node,
         members=tuple(members),
         path=primary.path,
-        cache=file.folder.path / f"{Path(file.name).name}.cache" if is_file else None,
+        cache=file.folder.path / f"{PurePath(file.name).name}.cache" if is_file else None,
         source_id=here.name or "+".join(member.source_id for member in members),
         **here.effective()
         | {"shuffle_over_epochs_multiplier": primary.shuffle_over_epochs_multiplier},

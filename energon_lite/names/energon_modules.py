@@ -6,7 +6,7 @@ import ast
 import gc
 import sys
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from pkgutil import get_data
@@ -103,10 +103,9 @@ def lazy_names(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 ENERGON_MODULES = name_table("energon_modules.txt")
 
 # The modules that are files here; `__getattr__ = energon_names(__name__)` adds the other names.
-REAL_MODULES = frozenset({
-    "cli", "loader", "metadataset", "task_encoder", "task_encoder.base", "task_encoder.cooking",
-    "transforms", "transforms.mappers", "transforms.merge",
-})  # fmt: skip
+REAL_MODULES = frozenset(
+    {"loader", "metadataset", "task_encoder", "task_encoder.base", "task_encoder.cooking"}
+)
 
 # The homes of names that are not public here, or have another name.
 _HOMES = {
@@ -135,10 +134,25 @@ def make_module(name: str, of: str = ROOT) -> ModuleType:
     module = ModuleType(f"{of}.{name}", f"Names of `megatron.energon.{name}`.")
     module.__spec__ = ModuleSpec(module.__name__, None, is_package=True)
     module.__path__ = []
+    if name in PUBLIC_MODULES:
+        module.__dict__["__getattr__"] = partial(_name_of, f"{ROOT}.{PUBLIC_MODULES[name]}")
+        return module
     homes = _homes(name)
     module.__dict__["__all__"] = sorted(homes)
     module.__dict__["__getattr__"] = lazy_names(module.__name__, homes)
     return module
+
+
+# Public modules -> where they lie.
+PUBLIC_MODULES = {name: f"extras.{name}" for name in ("cli", "prepare", "samplers", "transforms")}
+PUBLIC_MODULES["length_index"] = "extras.lengths.length_index"
+PUBLIC_MODULES["prepare.media"] = "extras.prepare.prepare_media"
+
+
+def _name_of(home: str, name: str) -> Any:
+    if name.startswith("__"):  # what Python itself looks for in all modules
+        raise AttributeError(name)
+    return import_name(home, name)
 
 
 def add_modules() -> None:
@@ -147,15 +161,17 @@ def add_modules() -> None:
     Not through a finder: an import of a module in `sys.modules` does not replace a name of the
     package (`energon_lite.edataclass` stays the decorator after `import energon_lite.edataclass`).
     """
-    for name in ENERGON_MODULES.keys() - REAL_MODULES:
+    for name in (ENERGON_MODULES.keys() | PUBLIC_MODULES.keys()) - REAL_MODULES:
         sys.modules.setdefault(f"{ROOT}.{name}", make_module(name))
 
 
 def _homes(module: str) -> dict[str, str]:
     names = ENERGON_MODULES[module]
     if module.startswith("tools."):
-        command = f"{ROOT}.cli.commands:{module.removeprefix('tools.')}"
+        command = f"{ROOT}.extras.cli.commands:{module.removeprefix('tools.')}"
         return {name: command + name.removeprefix("command") for name in names}
     if module == "cli.main":
-        return {name: f"{ROOT}.cli.commands:{name.removesuffix('_command')}" for name in names}
+        return {
+            name: f"{ROOT}.extras.cli.commands:{name.removesuffix('_command')}" for name in names
+        }
     return {name: home_of(name) for name in names}

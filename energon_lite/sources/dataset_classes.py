@@ -6,9 +6,7 @@ and never see a factory.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping
-from functools import lru_cache
 from os import PathLike
 from typing import Any, ClassVar, TypeVar
 
@@ -17,6 +15,7 @@ from energon_lite.core.samples import CrudeSample, Sample
 from energon_lite.core.stacking import LOSS_WEIGHT
 from energon_lite.core.state import JSON
 from energon_lite.decoding.sample_decoder import SampleDecoder
+from energon_lite.formats.field_access import FieldMap, check_fields
 from energon_lite.sources.sample_loader import (
     FieldMapMaker,
     FileFunction,
@@ -28,7 +27,6 @@ from energon_lite.sources.sample_loader import (
 )
 from energon_lite.sources.source_factory import plain
 from energon_lite.sources.webdataset import BaseWebdatasetFactory
-from energon_lite.storage.field_access import FieldMap, check_fields
 
 T_sample = TypeVar("T_sample")
 
@@ -37,18 +35,6 @@ Decode = Callable[[dict[str, Any]], dict[str, Any]]
 Wanted = Callable[[str], bool] | Collection[str] | None
 
 _DECODER = SampleDecoder()
-
-
-def _maker(sample_type: type[Sample], fields: FieldMap) -> tuple[PartFilter, FieldMapMaker]:
-    """Returns which parts a field map reads, and what makes samples of them."""
-    check_fields(fields, sample_type, "field_map")
-    return PartFilter(fields.parts), FieldMapMaker(sample_type, fields)
-
-
-@lru_cache(256)
-def _shared_maker(sample_type: Any, text: str) -> tuple[PartFilter, FieldMapMaker]:
-    """Returns those of a field map as JSON: sources often have the same."""
-    return _maker(sample_type, FieldMap(json.loads(text)))
 
 
 class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
@@ -118,12 +104,10 @@ class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
             raise DatasetFormatError(
                 f"{where}: part_filter goes with sample_loader only; field_map names its parts"
             )
-        if field_map is not None and field_map == self._field_map:
-            shared: Callable[..., tuple[PartFilter, FieldMapMaker]] = _shared_maker
-            self._wants, maker = shared(sample_type, json.dumps(self._field_map))
-        else:
-            self._wants, maker = _maker(sample_type, FieldMap(field_map or {}))
-        return maker
+        fields = FieldMap(field_map)
+        check_fields(fields, sample_type, "field_map")
+        self._wants = PartFilter(fields.parts)
+        return FieldMapMaker(sample_type, fields)
 
     @property
     def _is_plain(self) -> bool:

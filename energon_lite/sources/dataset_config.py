@@ -10,23 +10,25 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from os import PathLike
-from pathlib import Path
-from typing import Any
+from pathlib import PurePath
+from typing import Any, TypeVar
 
 from energon_lite.core.errors import DatasetFormatError, did_you_mean
 from energon_lite.core.samples import SAMPLE_TYPES, Sample
-from energon_lite.sources import dataset_classes, legacy, webdataset
-from energon_lite.sources.crude_jsonl import DefaultCrudeJsonlDatasetFactory
+from energon_lite.formats.known import format_of
+from energon_lite.formats.nvmeta import META, is_prepared, not_prepared, read_dataset_config
+from energon_lite.names.energon_modules import import_name
+from energon_lite.sources import dataset_classes, webdataset
 from energon_lite.sources.dataset_classes import StandardWebdatasetFactory
 from energon_lite.sources.sample_loader import FileFunction
 from energon_lite.sources.source_factory import SourceFactory
 from energon_lite.sources.webdataset import BaseWebdatasetFactory
-from energon_lite.storage.jsonl import is_jsonl
+from energon_lite.storage import files
 from energon_lite.storage.local_paths import local_path
-from energon_lite.storage.nvmeta import META, is_prepared, not_prepared, read_dataset_config
 from energon_lite.storage.yaml import YamlMap, check_keys
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 # Whether code that a dataset names may be run.
 VARIABLE = "ENERGON_LITE_TRUST"
@@ -38,11 +40,16 @@ _OFF = ("", "0", "false", "no", "off")
 _OWN_MODULES = ("energon_lite", "megatron.energon")
 _DATASET_CLASSES: dict[str, type[BaseWebdatasetFactory[Any]]] = {
     name: value
-    for module in (webdataset, dataset_classes, legacy)
+    for module in (webdataset, dataset_classes)
     for name, value in vars(module).items()
     if isinstance(value, type)
     and issubclass(value, BaseWebdatasetFactory)
     and not name.startswith("_")
+}
+# Energon's old classes, one for each sample type.
+_LEGACY = {
+    f"{name.removesuffix('Sample')}Webdataset": "energon_lite.extras.energon.legacy"
+    for name in SAMPLE_TYPES
 }
 _CLASS_KEYS = ("__module__", "__class__")
 _STANDARD_KEYS = (
@@ -61,18 +68,34 @@ _NOT_CALLED = {
 }
 
 
-def load_factory(
-    path: str | PathLike[str],
+def load_factory(path: str | PathLike[str], **settings: Any) -> SourceFactory[Any]:
+    """Opens a dataset of any format.
+
+    Args:
+        path: the folder or file.
+        settings: for the factory; of a folder as in `folder_factory`.
+
+    Raises:
+        FileNotFoundError: The dataset is missing, or a folder is not prepared.
+        DatasetFormatError: A file is wrong; names file, line and key.
+    """
+    root = files.absolute(local_path(path))
+    factory: SourceFactory[Any] = format_of(root).factory(root, **settings)
+    return factory
+
+
+def folder_factory(
+    root: PurePath,
     *,
     dataset_config: str | None = None,
     trust: bool | None = None,
     subflavors: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> SourceFactory[Any]:
-    """Opens a prepared folder by its `dataset.yaml`, or a JSONL file.
+    """Opens a prepared folder by its `dataset.yaml`.
 
     Args:
-        path: the folder or file.
+        root: the folder.
         dataset_config: name of the file in `.nv-meta`; `dataset.yaml` by default.
         trust: whether code that the dataset names (its `sample_loader.py`, classes of modules not
             imported yet) may be run; None: the value of `ENERGON_LITE_TRUST`.
@@ -83,11 +106,8 @@ def load_factory(
         FileNotFoundError: The folder is missing or not prepared.
         DatasetFormatError: The file is wrong; names file, line and key.
     """
-    root = local_path(path).absolute()
     trust = is_trusted(trust)
-    if is_jsonl(root):
-        return _line_factory(root, dataset_config, subflavors, **kwargs)
-    if root.suffix in (".yaml", ".yml") and not root.is_dir():
+    if root.suffix in (".yaml", ".yml") and not files.is_folder(root):
         raise DatasetFormatError(f"{root} is a metadataset; give the path of one of its datasets")
     if not is_prepared(root):
         raise not_prepared(root)
@@ -120,19 +140,6 @@ def load_factory(
         raise located from error
 
 
-def _line_factory(
-    path: Path, dataset_config: str | None, subflavors: Any, **kwargs: Any
-) -> SourceFactory[Any]:
-    split_config = kwargs.pop("split_config", None)
-    for name, value in (("dataset_config", dataset_config), ("split_config", split_config)):
-        if value is not None:
-            raise DatasetFormatError(
-                f"{name}={value!r:.80} is for dataset folders, and {path} is a JSONL file, which "
-                "has no split parts and only crude samples; leave it out"
-            )
-    return DefaultCrudeJsonlDatasetFactory(path, subflavors=subflavors, **kwargs)
-
-
 def _located(error: Exception, where: str, arguments: Mapping[str, Any]) -> Exception:
     """Names `dataset.yaml` in an error about what it sets; others stay as they are."""
     text = str(error)
@@ -148,12 +155,10 @@ def _dataset_class(config: YamlMap, where: str, trust: bool) -> type[BaseWebdata
     if "__class__" not in config:
         return StandardWebdatasetFactory
     name, module = config["__class__"], config.get("__module__", "energon_lite")
-    cls = _named_class(name, module, _DATASET_CLASSES, where, "", trust)
-    if not issubclass(cls, BaseWebdatasetFactory):
-        raise DatasetFormatError(
-            f"{where}: {module}.{name} is not a dataset class (no BaseWebdatasetFactory); "
-            "correct __class__"
-        )
+    own = _DATASET_CLASSES
+    if name in _LEGACY:
+        own = {**own, name: import_name(_LEGACY[name], name)}
+    cls = _named_class(name, module, own, where, trust, BaseWebdatasetFactory)
     for base in cls.__mro__:
         for method, instead in _NOT_CALLED.items():
             if method in vars(base) and not base.__module__.startswith("energon_lite."):
@@ -173,10 +178,8 @@ def _sample_type(value: Any, where: str, trust: bool) -> type[Sample]:
     if isinstance(value, YamlMap):
         check_keys(value, _CLASS_KEYS, "sample_type")
     module = value.get("__module__", "energon_lite")
-    cls = _named_class(value["__class__"], module, SAMPLE_TYPES, where, ", sample_type", trust)
-    if not issubclass(cls, Sample):
-        raise DatasetFormatError(f"{where}, sample_type: {cls.__name__} is no subclass of Sample")
-    return cls
+    here = f"{where}, sample_type"
+    return _named_class(value["__class__"], module, SAMPLE_TYPES, here, trust, Sample)
 
 
 def load_joiner(
@@ -194,42 +197,42 @@ def load_joiner(
     Raises:
         DatasetFormatError: It is not there, or of another kind.
     """
-    found: Any = _named_object(name, module, SAMPLE_TYPES, where, "", is_trusted(trust))
-    if is_class and not (isinstance(found, type) and issubclass(found, Sample)):
-        raise DatasetFormatError(f"{where}: {module}.{name} is no subclass of Sample; correct it")
+    if is_class:
+        return _named_class(name, module, SAMPLE_TYPES, where, is_trusted(trust), Sample)
+    found = _named_object(name, module, SAMPLE_TYPES, where, is_trusted(trust))
     if not callable(found):
         raise DatasetFormatError(f"{where}: {module}.{name} is no function; correct it")
     return found  # type: ignore[no-any-return]
 
 
 def _named_class(
-    name: Any, module: Any, own: Mapping[str, type], where: str, key: str, trust: bool
-) -> type:
-    found = _named_object(name, module, own, where, key, trust)
-    if not isinstance(found, type):
-        raise DatasetFormatError(f"{where}{key}: module {module} has no class {name!r}")
+    name: Any, module: Any, own: Mapping[str, type], where: str, trust: bool, base: type[T]
+) -> type[T]:
+    found = _named_object(name, module, own, where, trust)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise DatasetFormatError(
+            f"{where}: {module}.{name} is no subclass of {base.__name__}; correct the name"
+        )
     return found
 
 
-def _named_object(
-    name: Any, module: Any, own: Mapping[str, type], where: str, key: str, trust: bool
-) -> Any:
+def _named_object(name: Any, module: Any, own: Mapping[str, type], where: str, trust: bool) -> Any:
     """Finds a class or function; imports a module only if the user trusts the dataset."""
     if not isinstance(name, str) or not isinstance(module, str) or not module:
-        raise DatasetFormatError(f"{where}{key}: __module__ and __class__ must be text")
+        raise DatasetFormatError(f"{where}: __module__ and __class__ must be text")
     if not all(part.isidentifier() for part in module.split(".")):
-        raise DatasetFormatError(f"{where}{key}: {module!r:.80} is no name of a module; correct it")
+        raise DatasetFormatError(f"{where}: {module!r:.80} is no name of a module; correct it")
     if module.split(".")[0] == "energon_lite" or module.startswith(_OWN_MODULES):
         if name in own:
             return own[name]
         raise DatasetFormatError(
-            f"{where}{key}: {module} has no class {name!r}.{did_you_mean(name, own)}"
+            f"{where}: {module} has no class {name!r}.{did_you_mean(name, own)}"
         )
     if module not in sys.modules:
         is_there = importlib.util.find_spec(module.partition(".")[0]) is not None
         if is_there and not trust:
             raise DatasetFormatError(
-                f"{where}{key}: {module}.{name} would have to be imported. Import {module} "
+                f"{where}: {module}.{name} would have to be imported. Import {module} "
                 f"yourself first; or, if you trust this dataset's authors, {WAY_OUT}"
             )
         try:
@@ -238,16 +241,16 @@ def _named_object(
             if name in own:  # Energon takes its own class of that name, too
                 return own[name]
             raise DatasetFormatError(
-                f"{where}{key}: module {module} cannot be imported ({error}). Install it, put its "
+                f"{where}: module {module} cannot be imported ({error}). Install it, put its "
                 "folder on PYTHONPATH, or correct __module__"
             ) from error
     found = getattr(sys.modules[module], name, None)
     if found is None:
-        raise DatasetFormatError(f"{where}{key}: module {module} has no {name!r}; correct the name")
+        raise DatasetFormatError(f"{where}: module {module} has no {name!r}; correct the name")
     return found
 
 
-def _file_function(root: Path, text: str, name: str, where: str, trust: bool) -> FileFunction:
+def _file_function(root: PurePath, text: str, name: str, where: str, trust: bool) -> FileFunction:
     if not trust:
         raise DatasetFormatError(
             f"{where}, {name}: {text!r} is code that lies in the dataset. If you trust its "

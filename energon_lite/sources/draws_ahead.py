@@ -20,11 +20,11 @@ from energon_lite.core.sample_columns import Origin, SampleColumns
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import context_or
 from energon_lite.core.topology import Stream
+from energon_lite.formats.many_readers import advise_at_once, read_at_once
+from energon_lite.formats.read_ahead import AHEAD_BYTES, MOST_SAMPLES
+from energon_lite.formats.shards import SLOW_BLOCKS, ShardReader
 from energon_lite.order.source_order import StreamOrder
 from energon_lite.sources.sample_loader import SMALL_BYTES, DecodedBlock
-from energon_lite.storage.many_readers import advise_at_once, read_at_once
-from energon_lite.storage.read_ahead import AHEAD_BYTES, MOST_SAMPLES
-from energon_lite.storage.shards import SLOW_BLOCKS, ShardReader
 
 # Draws that are read ahead: few at first, since they may open many sources, then four times as
 # many, up to a number for each source and one for all. Samples of a source that are read together
@@ -313,11 +313,6 @@ class DrawsAhead:
         """Counts how many of the next `n` draws follow each other that were read."""
         stop = self._is_there.find(b"\0", self._at, self._at + n)
         return (min(self._at + n, len(self._is_there)) if stop < 0 else stop) - self._at
-
-    def num_missing(self, n: int) -> int:
-        """Counts how many of the next `n` draws follow each other that were not read."""
-        stop = self._is_there.find(b"\1", self._at, self._at + n)
-        return n if stop < 0 else stop - self._at
 
     def pass_over(self) -> None:
         """Passes over a draw that was not read, which the cursor of its source returns."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib.util
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
-from pathlib import Path
+from pathlib import PurePath
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError, FatalSampleError, SkipSample, add_note
@@ -22,14 +22,16 @@ from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import current_context
 from energon_lite.core.user_function import UserFunction
 from energon_lite.decoding.sample_decoder import SampleDecoder
-from energon_lite.storage.field_access import FieldMap
-from energon_lite.storage.large_files import FileContents
-from energon_lite.storage.nvmeta import META
-from energon_lite.storage.shards import Block, BlockBytes
-from energon_lite.storage.tar import OneFileEach, TarError, key_of_members, split_name
+from energon_lite.formats.field_access import FieldMap
+from energon_lite.formats.large_files import FileContents
+from energon_lite.formats.nvmeta import META
+from energon_lite.formats.shards import Block, BlockBytes
+from energon_lite.formats.tar import OneFileEach, TarError, key_of_members, split_name
+from energon_lite.storage import files
+from energon_lite.storage.local_paths import local_path
 
 # Twice as quick as calling the class, which goes through a Python function.
-_new_source, _new = tuple.__new__, object.__new__
+_new_source = tuple.__new__
 # Up to this mean size, samples of a block are decoded at once; longer ones would be copied twice.
 SMALL_BYTES = 8 << 10
 
@@ -129,7 +131,10 @@ def _raw(service: dict[str, Any]) -> dict[str, Any]:
 
 def make_crude(parts: dict[str, Any], service: dict[str, Any]) -> CrudeSample:
     """Makes a crude sample: a dict of the parts with the service fields."""
-    return CrudeSample(**service, __shard__=service["__sources__"][0].shard_name, **parts)
+    sample = CrudeSample(service)
+    sample["__shard__"] = service["__sources__"][0].shard_name
+    sample.update(parts)
+    return sample
 
 
 class OwnMaker:
@@ -187,7 +192,7 @@ class FileFunction:
         name: the function.
     """
 
-    path: Path
+    path: PurePath
     name: str
     _function: Callable[[Any], Any] | None = field(default=None, init=False)
 
@@ -201,7 +206,7 @@ class FileFunction:
             default: the function, where only the file is named.
         """
         file, _, name = text.partition(":")
-        return cls(Path(root) / META / file, name or default)
+        return cls(local_path(root) / META / file, name or default)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves the function behind: another process loads the file itself."""
@@ -220,13 +225,11 @@ class FileFunction:
             FileNotFoundError: The file is missing.
             DatasetFormatError: It has no such function.
         """
-        if not self.path.is_file():
+        if not files.is_file(self.path):
             raise FileNotFoundError(f"{self.path}: named by dataset.yaml but not there")
-        spec = importlib.util.spec_from_file_location(self.path.stem, self.path)
-        if spec is None or spec.loader is None:
-            raise DatasetFormatError(f"{self.path} is not a Python file")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = ModuleType(self.path.stem)
+        module.__file__ = str(self.path)
+        exec(compile(files.read_file(self.path), self.path, "exec"), vars(module))
         function = getattr(module, self.name, None)
         if not callable(function):
             raise DatasetFormatError(f"{self.path} has no function {self.name!r}")
@@ -262,7 +265,7 @@ class SampleLoader:
         loss_weight: factor for the loss of all samples.
     """
 
-    root: Path
+    root: PurePath
     wants: Callable[[str], bool]
     decoder: SampleDecoder | None
     maker: SampleMaker
@@ -275,13 +278,12 @@ class SampleLoader:
         direct: dict[str, str] = getattr(self.maker, "direct", None) or {}
         fields = list(direct.values())
         self._num_fields = -1 if "__key__" in fields else len(fields) or -1
-        self._sample_type: Any = getattr(self.maker, "sample_type", None)
+        self._sample_type: Any = getattr(self.maker, "sample_type", Sample)
         # Of the library's types it is known that their constructors do nothing else.
         is_ours = self._num_fields == 1 and self._sample_type in SAMPLE_TYPES.values()
         self._one_part, self._one_field = next(iter(direct.items())) if is_ours else ("", "")
-        self._defaults = [*self.maker.defaults().items()] if is_ours else []  # type: ignore[attr-defined]
-        kind: Any = self._sample_type
-        self._form = SampleForm(kind, self._one_field, self._defaults)
+        defaults = [*self.maker.defaults().items()] if is_ours else []  # type: ignore[attr-defined]
+        self._form = SampleForm(self._sample_type, self._one_field, defaults)
         self._plans: dict[str, tuple[str | None, Callable[[bytes], Any] | None]] = {}
 
     @property
@@ -310,29 +312,31 @@ class SampleLoader:
         """
         try:
             sample_key, values, files = self._parts(data, members)
-            source = _new_source(SourceInfo, (self.path, key[2], shard, files))
-            if len(values) == self._num_fields:
-                # Every part fills a field as it is, and all are there: no detours.
-                return self._sample_type(
-                    __key__=sample_key,
-                    __restore_key__=key,
-                    __subflavors__=self.subflavors.copy(),
-                    __sources__=(source,),
-                    __loss_weight__=self.loss_weight,
-                    **values,
-                )
-            service: dict[str, Any] = {
-                "__key__": sample_key,
-                "__restore_key__": key,
-                "__subflavors__": self.subflavors.copy(),
-                "__sources__": (source,),
-            }
-            if self.loss_weight != 1:
-                service[LOSS_WEIGHT] = self.loss_weight
-            return self.maker(values, service)
+            return self._sample(sample_key, values, files, shard, key)
         except Exception as error:
             add_note(error, self.place_of(members, shard, place))
             raise
+
+    def _sample(
+        self,
+        sample_key: str,
+        values: dict[str, Any],
+        files: tuple[str, ...],
+        shard: str,
+        key: RestoreKey,
+    ) -> Any:
+        """Makes a sample of its decoded parts."""
+        service: dict[str, Any] = {
+            "__key__": sample_key,
+            "__restore_key__": key,
+            "__subflavors__": self.subflavors.copy(),
+            "__sources__": (_new_source(SourceInfo, (self.path, key[2], shard, files)),),
+        }
+        if self.loss_weight != 1:
+            service[LOSS_WEIGHT] = self.loss_weight
+        if len(values) == self._num_fields:  # all parts are there, and each fills a field as it is
+            return self._sample_type(**service, **values)
+        return self.maker(values, service)
 
     @property
     def kind(self) -> tuple[Any, ...] | None:
@@ -348,14 +352,14 @@ class SampleLoader:
 
         None where the samples are to be made one by one, each with its error.
         """
-        members, data, decoder = block.members, block.data, self.decoder
-        if not self._one_part or type(members) is not OneFileEach:
+        members, data, kind = block.members, block.data, self.kind
+        if kind is None or type(members) is not OneFileEach:
             return None
-        is_text = decoder is not None and decoder.is_text(self._one_part, len(data))
-        stays_bytes = decoder is None or decoder.decoder_of(self._one_part) is None
-        is_copied = isinstance(data, memoryview) and len(data) > SMALL_BYTES * len(members)
-        if is_copied or not (is_text or stays_bytes):
+        is_text = kind[3]
+        if is_text and not self.decoder.is_text(self._one_part, len(data)):  # type: ignore[union-attr]
             return None
+        if isinstance(data, memoryview) and len(data) > SMALL_BYTES * len(members):
+            return None  # they would be copied twice
         names, end = members.names, f".{self._one_part}\0"
         joined = "\0".join(names) + "\0"
         *keys, rest = joined.split(end)  # all dots are in the ends, so each name has one
@@ -398,32 +402,8 @@ class SampleLoader:
         Not all of a block at once: their dicts and tuples would make the garbage collector look
         through the whole process.
         """
-        infos = (self.path, key[2], block.shards[row], (block.files[row],))
-        sample = _new(self._sample_type)
-        sample.__key__ = block.keys[row]
-        sample.__restore_key__ = key
-        sample.__subflavors__ = self.subflavors.copy()
-        sample.__sources__ = (_new_source(SourceInfo, infos),)
-        sample.__loss_weight__ = self.loss_weight
-        for name, default in self._defaults:
-            setattr(sample, name, default)
-        setattr(sample, self._one_field, block.values[row])
-        return sample
-
-    def fields(
-        self, data: BlockBytes, members: Any, shard: str, place: int
-    ) -> tuple[str, dict[str, Any], tuple[str, ...]]:
-        """Returns key, fields and file names of a sample, where the maker is a `FieldMapMaker`.
-
-        Raises:
-            Exception: As for a sample.
-        """
-        try:
-            sample_key, parts, files = self._parts(data, members)
-            return sample_key, self.maker.fields(parts), files  # type: ignore[attr-defined]
-        except Exception as error:
-            add_note(error, self.place_of(members, shard, place))
-            raise
+        values, files = {self._one_field: block.values[row]}, (block.files[row],)
+        return self._sample(block.keys[row], values, files, block.shards[row], key)
 
     def place_of(self, members: Any, shard: str, place: int) -> str:
         """Names a sample in errors."""
@@ -435,14 +415,6 @@ class SampleLoader:
 
     def _parts(self, data: BlockBytes, members: Any) -> tuple[str, dict[str, Any], tuple[str, ...]]:
         """Returns the key of a sample, its decoded parts, and the names of their files."""
-        if self._num_fields == 1 and type(members) is list and len(members) == 1:
-            ((name, first, last),) = members
-            sample_key, _, part = name.partition(".")
-            field, decode = self._plans.get(part, (None, None))
-            if field is not None and sample_key and "/" not in name:
-                # One file that fills the one field, as in most texts.
-                raw = bytes(data[first:last])
-                return sample_key, {field: raw if decode is None else decode(raw)}, (name,)
         if isinstance(members, Exception):
             raise copy.copy(members) from members  # one error may stand for all samples of a shard
         sample_key = lead = ""

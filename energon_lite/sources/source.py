@@ -27,12 +27,12 @@ from energon_lite.core.state import JSON, Names, RestoreKey, Snapshot
 from energon_lite.core.stream_context import context_or, replaying
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import FunctionRun, UserFunction
+from energon_lite.formats.length_files import TOKENS, read_facts, read_lengths
+from energon_lite.formats.read_ahead import BlockOrder, ReadAhead
+from energon_lite.formats.shards import MAX_BLOCK_BYTES, Block, BlockReader
+from energon_lite.formats.tar import key_of_members
 from energon_lite.order.source_order import SourceOrder
 from energon_lite.sources.sample_loader import DecodedBlock, SampleLoader
-from energon_lite.storage.length_files import TOKENS, read_facts, read_lengths
-from energon_lite.storage.read_ahead import BlockOrder, ReadAhead
-from energon_lite.storage.shards import MAX_BLOCK_BYTES, Block, BlockReader
-from energon_lite.storage.tar import key_of_members
 
 T = TypeVar("T")
 

@@ -9,25 +9,26 @@ import json
 import sys
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from fractions import Fraction
 from functools import lru_cache
 from math import inf
 from os import PathLike
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import EmptyDatasetError
+from energon_lite.core.file_store import FileStore
 from energon_lite.core.samples import CrudeSample, Sample
 from energon_lite.core.state import JSON
 from energon_lite.core.topology import WorkerConfig
+from energon_lite.formats.format import Opened
+from energon_lite.formats.shards import MAX_OPEN
 from energon_lite.order.source_order import SourceOrder
 from energon_lite.sources.sample_loader import PartFilter, SampleLoader
 from energon_lite.sources.source import WebdatasetSource
-from energon_lite.storage import local_paths
-from energon_lite.storage.shards import MAX_OPEN, BlockReader
-from energon_lite.stores.file_stores import FileStore
+from energon_lite.storage import files, local_paths
 
 T_sample = TypeVar("T_sample")
 Subset: TypeAlias = "tuple[int, int] | Callable[[int], tuple[int, int]] | None"
@@ -42,7 +43,7 @@ class BaseCoreDatasetFactory(ABC, Generic[T_sample]):
 
     __sample_type__: ClassVar[type[Any] | None] = None
     sample_type: type[Any] | None = None
-    paths: list[Path]
+    paths: list[PurePath]
     subflavors: dict[str, Any]
 
     @abstractmethod
@@ -77,7 +78,7 @@ class BaseCoreDatasetFactory(ABC, Generic[T_sample]):
 class SourceFactory(BaseCoreDatasetFactory[T_sample]):
     """Builds the source of the samples that a reader reads.
 
-    A subclass opens the reader, and calls `_read_from`.
+    A subclass opens the samples, and calls `_read_from`.
 
     Args:
         path: the folder or file.
@@ -98,7 +99,7 @@ class SourceFactory(BaseCoreDatasetFactory[T_sample]):
         max_open: shards that stay open between two reads.
     """
 
-    _reader: BlockReader
+    opened: Opened
 
     def __init__(
         self,
@@ -117,7 +118,7 @@ class SourceFactory(BaseCoreDatasetFactory[T_sample]):
         loss_weight: float = 1.0,
         max_open: int = MAX_OPEN,
     ) -> None:
-        self.path = local_paths.local_path(path).absolute()
+        self.path = files.absolute(local_paths.local_path(path))
         self.paths = [self.path]
         self.split_part = split_part
         self.training = training
@@ -126,7 +127,7 @@ class SourceFactory(BaseCoreDatasetFactory[T_sample]):
         self.subset = subset
         self.subflavors = dict(subflavors or {})
         self._wants = PartFilter(part_filter)
-        self.name = name or f"{self.path.resolve().name}/{split_part}"
+        self.name = name or f"{files.resolved(self.path).name}/{split_part}"
         self.shuffle_over_epochs = _checked_multiplier(shuffle_over_epochs)
         default_parallel = _TRAIN_PARALLEL if training else 1
         self.parallel_shard_iters = _at_least_one(
@@ -136,32 +137,24 @@ class SourceFactory(BaseCoreDatasetFactory[T_sample]):
         self.loss_weight = _checked_loss_weight(loss_weight)
         self.max_open = max_open
 
-    def _read_from(
-        self, reader: BlockReader, slice_length: int, excluded: Sequence[int] = ()
-    ) -> None:
-        """Sets what reads the samples.
-
-        Args:
-            reader: reads samples by their numbers.
-            slice_length: samples that stay together by default.
-            excluded: positions of samples that the reader does not count.
-        """
-        self._reader = reader
-        self._first, self._last = self._reader_range(excluded)
+    def _read_from(self, opened: Opened) -> None:
+        """Sets what reads the samples."""
+        self.opened = opened
+        self._first, self._last = self._reader_range()
         self._max_slice = _at_least_one(
-            "max_samples_per_sequence", self.max_samples_per_sequence, slice_length
+            "max_samples_per_sequence", self.max_samples_per_sequence, opened.slice_length
         )
 
     def __len__(self) -> int:
         """Counts the samples of the split part, or of its subset, without the excluded ones."""
         return self._last - self._first
 
-    def _reader_range(self, excluded: Sequence[int]) -> tuple[int, int]:
+    def _reader_range(self) -> tuple[int, int]:
         """Returns first and last + 1 of the reader's samples, without the excluded ones."""
-        subset = self.subset
+        subset, excluded = self.subset, self.opened.excluded
         if subset is None:
-            return 0, self._reader.num_samples
-        total = self._reader.num_samples + len(excluded)
+            return 0, self.num_samples_of_part
+        total = self.num_samples_of_part + len(excluded)
         start, stop = subset(total) if callable(subset) else subset
         if not 0 <= start <= stop <= total:
             raise ValueError(
@@ -183,10 +176,6 @@ class SourceFactory(BaseCoreDatasetFactory[T_sample]):
     @abstractmethod
     def sample_settings(self) -> dict[str, JSON]:
         """Returns what decides how samples are made, for comparison with checkpoints."""
-
-    @abstractmethod
-    def _fingerprint(self) -> tuple[str, int]:
-        """Returns a hash of the data, and its size in bytes."""
 
     def build(
         self,
@@ -226,30 +215,29 @@ class SourceFactory(BaseCoreDatasetFactory[T_sample]):
             first=self._first,
             pass_samples=None if repetitions is None else self._repeated(repetitions),
         )
-        data, num_bytes = self._fingerprint()
         loader = self.sample_loader()
         loader.loss_weight = self.loss_weight
         return WebdatasetSource(
             order=order,
-            reader=self._reader,
+            reader=self.opened.reader,
             loader=loader,
-            data=data,
+            data=self.data,
             settings=self._settings(order, repetitions),
             is_training=self.training,
             split_part=self.split_part,
-            num_bytes=num_bytes * len(self) // self._reader.num_samples,
+            num_bytes=self.opened.size_bytes * len(self) // self.num_samples_of_part,
             worker_config=self.worker_config,
         )
 
     @property
     def num_samples_of_part(self) -> int:
         """How many samples the split part has, without the excluded ones."""
-        return self._reader.num_samples
+        return self.opened.reader.num_samples
 
     @property
     def data(self) -> str:
         """Hash of the split part's data."""
-        return self._fingerprint()[0]
+        return self.opened.data
 
     def _settings(self, order: SourceOrder, repetitions: Fraction | None) -> dict[str, JSON]:
         """Returns what the user set, by its public names."""
@@ -265,7 +253,7 @@ class SourceFactory(BaseCoreDatasetFactory[T_sample]):
         else:
             settings["max_samples_per_sequence"] = self._max_slice
             settings["parallel_shard_iters"] = self.parallel_shard_iters
-        if len(self) < self._reader.num_samples:
+        if len(self) < self.num_samples_of_part:
             settings["subset"] = [self._first, self._last]
         if repetitions is not None:
             settings["repetitions"] = str(repetitions)

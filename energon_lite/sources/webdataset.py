@@ -9,16 +9,13 @@ from __future__ import annotations
 from os import PathLike
 from typing import Any, TypeVar
 
-from energon_lite.core.errors import EmptyDatasetError
+from energon_lite.core.file_store import FileStore
 from energon_lite.core.state import JSON
 from energon_lite.decoding.sample_decoder import SampleDecoder
+from energon_lite.formats.prepared_folder import PreparedFolder
 from energon_lite.names.energon_modules import LazyFunction
-from energon_lite.sources.excluded import open_part
 from energon_lite.sources.sample_loader import OwnMaker, SampleLoader
 from energon_lite.sources.source_factory import SourceFactory
-from energon_lite.storage import nvmeta
-from energon_lite.storage.shards import ShardReader
-from energon_lite.stores.file_stores import WebdatasetFileStore
 
 T_sample = TypeVar("T_sample")
 
@@ -26,9 +23,11 @@ T_sample = TypeVar("T_sample")
 class WebdatasetPreparator:
     """Energon's name for what prepares folders; see `prepare_dataset` of this package."""
 
-    prepare_dataset = LazyFunction("energon_lite.prepare.run:prepare_like_energon")
-    iter_dataset_content = LazyFunction("energon_lite.prepare.indexing:iter_dataset_content")
-    add_media_metadata = LazyFunction("energon_lite.prepare.media:add_media_metadata")
+    prepare_dataset = LazyFunction("energon_lite.extras.prepare.run:prepare_like_energon")
+    iter_dataset_content = LazyFunction("energon_lite.extras.prepare.indexing:iter_dataset_content")
+    add_media_metadata = LazyFunction(
+        "energon_lite.extras.prepare.prepare_media:add_media_metadata"
+    )
 
 
 class BaseWebdatasetFactory(SourceFactory[T_sample], WebdatasetPreparator):
@@ -57,24 +56,23 @@ class BaseWebdatasetFactory(SourceFactory[T_sample], WebdatasetPreparator):
         del decoder
         self.split_config = split_config
         super().__init__(path, **kwargs)
-        _, self._part, ids, excluded = open_part(self.path, self.split_part, split_config)
-        reader = ShardReader(
-            self.path, self._part.shards, self._part.counts, ids, excluded, self.max_open
-        )
-        if reader.num_samples == 0:
-            raise EmptyDatasetError(
-                f"{self.path}: every sample of split part {self.split_part!r} is excluded"
+        self._read_from(
+            PreparedFolder().open(
+                self.path,
+                split_part=self.split_part,
+                split_config=split_config,
+                max_open=self.max_open,
             )
-        mean_shard = -(-sum(self._part.counts) // len(self._part.counts))
-        self._read_from(reader, mean_shard, excluded)
+        )
 
-    def as_file_store(self) -> WebdatasetFileStore:
+    def as_file_store(self) -> FileStore[bytes]:
         """Returns access to the files of the folder by key.
 
         Raises:
             FileNotFoundError: The folder has no `index.sqlite`.
         """
-        return WebdatasetFileStore(self.path)
+        store: FileStore[bytes] = PreparedFolder().files(self.path)
+        return store
 
     def load_sample(self, raw_data: dict[str, Any]) -> T_sample:
         """Makes a sample of its parts; a class of the user's may do it in its own way.
@@ -98,7 +96,3 @@ class BaseWebdatasetFactory(SourceFactory[T_sample], WebdatasetPreparator):
     def sample_settings(self) -> dict[str, JSON]:
         """Returns what decides how samples are made of parts, for comparison with checkpoints."""
         return {"decoder": None, "dataset_class": type(self).__qualname__}
-
-    def _fingerprint(self) -> tuple[str, int]:
-        excluded = tuple(sorted(self._part.excluded.items()))
-        return nvmeta.fingerprint(self.path, self._part.shards, self._part.counts, excluded)

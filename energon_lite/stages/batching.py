@@ -184,7 +184,6 @@ class BucketLists(MeasuredLists):
         buckets: how large lists are.
         batch_size: samples of a list at most; needed if `buckets` does not say more.
         drop_last: whether samples that make no full list at the end of the data are dropped.
-        takes_columns: whether lists may be `SampleColumns`.
 
     Raises:
         ValueError: Nothing limits the size of a list; or samples cannot be re-created.
@@ -198,7 +197,6 @@ class BucketLists(MeasuredLists):
         buckets: Buckets,
         batch_size: int | None = None,
         drop_last: bool = False,
-        takes_columns: bool = False,
     ) -> None:
         if batch_size is None and not buckets.has_budget:
             raise ValueError(
@@ -207,10 +205,6 @@ class BucketLists(MeasuredLists):
         self.batch_size = None if batch_size is None else check_batch_size(batch_size)
         self.buckets = buckets
         self.drop_last = drop_last
-        self.takes_columns = takes_columns
-        # With lists of one size, as many samples leave as come, and the garbage collector, which
-        # counts both, seldom traverses the buffer.
-        self.buffers_rows = buckets.has_budget
         self.samples_per_list = 0 if buckets.has_budget else self.batch_size or 0
         super().__init__(dataset, buckets)
 
@@ -296,10 +290,6 @@ def function_of(
     return as_user_function(function, name, config, failure_tolerance=tolerance)
 
 
-def _takes_columns(batcher: Callable[..., Any] | UserFunction) -> bool:
-    return isinstance(batcher, UserFunction) and batcher.takes_columns
-
-
 class BatchDataset(BatcherDataset[T]):
     """Batches of `batch_size` samples that follow each other.
 
@@ -322,7 +312,8 @@ class BatchDataset(BatcherDataset[T]):
         drop_last: bool = False,
         **keywords: Unpack[BatcherKeywords],
     ) -> None:
-        lists = BatchLists(dataset, batch_size, drop_last, _takes_columns(batcher))
+        takes_columns = isinstance(batcher, UserFunction) and batcher.takes_columns
+        lists = BatchLists(dataset, batch_size, drop_last, takes_columns)
         super().__init__(lists, batcher, **keywords)
 
 
@@ -388,5 +379,5 @@ class BucketBatchDataset(BatcherDataset[T]):
     ) -> None:
         length = function_of(dataset, sample_length, "sample_length", keywords)
         measured = MeasureDataset(dataset, length, buckets, keywords.get("worker_config"))
-        lists = BucketLists(measured, buckets, batch_size, drop_last, _takes_columns(batcher))
+        lists = BucketLists(measured, buckets, batch_size, drop_last)
         super().__init__(lists, batcher, **keywords)

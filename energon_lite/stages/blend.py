@@ -7,7 +7,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from energon_lite.sources.source import SourcePlaces, WebdatasetSource
 from energon_lite.stages.batching import BatchDataset
 from energon_lite.stages.concat import CombinedDataset, RepeatDataset, total_items
 from energon_lite.stages.loss_weights import LossWeightCursor, LossWeightDataset
+from energon_lite.stages.map import as_user_function
 
 T = TypeVar("T")
 
@@ -141,13 +142,15 @@ class BlendDataset(CombinedDataset[T]):
         """Returns which dataset each draw of a stream takes."""
         return BlendOrder(self.weights, self.blend_mode, self.key, stream)
 
-    def chooser(self, stream: Stream) -> _BySamples | _ByTokens:
+    def chooser(self, stream: Stream) -> Chooser:
         """Returns what chooses the dataset of each draw of a stream."""
         return _BySamples(self.order(stream), len(self.datasets))
 
     def cursor(self, stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""
-        return _BlendCursor(self, stream)
+        if self.is_flat:
+            return _SourcesCursor(self, stream)
+        return _BlendCursor(self, stream, [dataset.cursor(stream) for dataset in self.datasets])
 
     def num_items(self, stream: Stream) -> int:
         """Counts the items of a stream's pass."""
@@ -240,7 +243,7 @@ class TokenBlendDataset(BlendDataset[T]):
             "order is not known before; name a stored index with `lengths` in the blend, too",
         )
 
-    def chooser(self, stream: Stream) -> _ByTokens:
+    def chooser(self, stream: Stream) -> Chooser:
         """Returns what chooses the dataset of each draw of a stream."""
         return _ByTokens(self, stream)
 
@@ -261,14 +264,32 @@ def _digest(arrays: list[Int64Array]) -> str:
     return digest.hexdigest()
 
 
+class Chooser(Protocol):
+    """Chooses the dataset of each draw of a stream."""
+
+    def choose(self) -> int:
+        """Returns the dataset that the next draw takes."""
+
+    def drew(self, child: int, key: RestoreKey) -> None:
+        """Counts a draw, which returned the item with this restore key."""
+
+    def leave_out(self, ended: set[int]) -> None:
+        """Takes all datasets that have ended out of the choice, from the next draw on."""
+
+    def state(self) -> dict[str, Any]:
+        """Returns what `restore` needs."""
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Goes to the state that a snapshot has among its fields."""
+
+
 class _BySamples:
     """Chooses by the number of the draw: a plan for many draws at a time.
 
     Attributes:
         size: how many draws are planned together, if all datasets are left.
-        plan: the datasets that the next draws take; also as an array, `planned`.
+        plan: the datasets that the next draws take.
         at: the place of the next draw in `plan`.
-        stop: the length of `plan`.
     """
 
     def __init__(self, order: BlendOrder, num_datasets: int) -> None:
@@ -287,16 +308,14 @@ class _BySamples:
         """Forgets the plan; the next one begins with `draw`."""
         self._next_plan = draw
         self.plan: list[int] = []
-        self.planned: Int64Array = np.empty(0, dtype=np.int64)
         self._draws: Sequence[int] = ()
-        self.at = self.stop = 0
-        self._block = 0
+        self.at = self._block = 0
 
     def choose(self) -> int:
-        """Returns the dataset that the next draw takes, where the plan has come to its end."""
+        """Returns the dataset that the next draw takes."""
         if self._only_one_left is not None:
             return self._only_one_left
-        while self.at >= self.stop:
+        while self.at >= len(self.plan):
             # What was planned before some datasets ended is planned again up to the same draw.
             size = self._planned_to - self._next_plan
             if size <= 0:
@@ -312,9 +331,12 @@ class _BySamples:
                 self._block = min(_LONGEST_BLOCK, 2 * size) if len(plan) < 16 else 0
                 if not len(plan) and (alone := self._pass_over()) is not None:
                     return alone
-            self.planned, self.plan, self.at = plan, plan.tolist(), 0
-            self.stop = len(self.plan)
+            self.plan, self.at = plan.tolist(), 0
         return self.plan[self.at]
+
+    def drew(self, child: int, key: RestoreKey) -> None:
+        """Counts a draw."""
+        self.at += 1
 
     def _pass_over(self) -> int | None:
         """Passes over draws at which no dataset that is left has a share.
@@ -354,7 +376,7 @@ class _BySamples:
 
     @property
     def _next_draw(self) -> int:
-        return self._draws[self.at] if self.at < self.stop else self._next_plan
+        return self._draws[self.at] if self.at < len(self.plan) else self._next_plan
 
     def state(self) -> dict[str, Any]:
         """Returns the number of the next draw."""
@@ -395,10 +417,6 @@ class _ByTokens:
     The tokens of a draw come from an index; or they are those that are measured of its source
     between the draw and the next one.
     """
-
-    plan: Sequence[int] = ()
-    planned: Any = ()
-    at = stop = size = 0
 
     def __init__(self, spec: TokenBlendDataset[Any], stream: Stream) -> None:
         self._stream = stream
@@ -543,14 +561,15 @@ class _Opened(dict[int, Any]):
 
 
 class _BlendCursor(StageCursor[T]):
+    """A place in a blend of any datasets."""
+
     key: RestoreKey = ()
 
-    def __init__(self, spec: BlendDataset[T], stream: Stream) -> None:
-        self._opened = _Opened(spec, stream)
-        numbers = () if spec.is_flat else range(len(spec.datasets))
-        super().__init__(spec, *[self._opened[child] for child in numbers])
+    def __init__(
+        self, spec: BlendDataset[T], stream: Stream, cursors: Sequence[Cursor[T]] = ()
+    ) -> None:
+        super().__init__(spec, *cursors)
         self._is_plain = spec.until != "all_once"
-        self._stream = stream
         self._chooser = spec.chooser(stream)
         self._begin()
 
@@ -559,103 +578,23 @@ class _BlendCursor(StageCursor[T]):
         # The snapshots of all datasets, and those from which something was drawn since.
         self._places: list[Any] = [None] * len(self.cursors)
         self._drawn = set(range(len(self.cursors)))
-        self._ahead: DrawsAhead | None = None
-        spec, chooser = self.spec, self._chooser
-        if spec.is_flat and spec.kind and isinstance(chooser, _BySamples):
-            self._ahead = DrawsAhead(
-                spec.datasets, self._stream, self._opened, chooser.following, spec.kind,
-                spec.mean_bytes,
-            )  # fmt: skip
-            chooser.size = self._ahead.size
-        self._opened.ahead = self._ahead
 
     def __next__(self) -> T:
         while True:
-            child = self._next_child()
-            if self._ahead is not None and self._ahead.num_ready(1):
-                item: T
-                item, self.key = self._ahead.take_one()
-                self._chooser.at += 1
-                return item
-            cursor = self._opened[child]
-            self._drawn.add(child)
+            child = self._chooser.choose()
             try:
-                item = next(cursor) if self._is_plain else _next_of_round(cursor)
+                return self._draw(child, self.cursors)
             except StopIteration:
                 self._end(child)
-                continue
-            self.key = cursor.key
-            self._count(child)
-            return item
 
-    def _next_child(self) -> int:
-        """Returns the dataset of the next draw; reads the draws after it, if this can be done."""
-        chooser = self._chooser
-        if chooser.at < chooser.stop:
-            return chooser.plan[chooser.at]
-        child, ahead = chooser.choose(), self._ahead
-        if ahead is not None and ahead.is_over() and chooser.plan:
-            ahead.read(chooser.planned[chooser.at :])
-            chooser.size = ahead.size
-        return child
-
-    def _count(self, child: int) -> None:
-        """Counts a draw that the cursor of its dataset has returned."""
-        chooser = self._chooser
-        if isinstance(chooser, _ByTokens):
-            chooser.drew(child, self.key)
-            return
-        chooser.at += 1
-        if self._ahead is not None:
-            self._ahead.pass_over()
-
-    def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
-        """Returns the next items and their restore keys."""
-        items, keys = self.take_batch(n)
-        return samples_of(items), keys
-
-    def take_batch(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
-        """Returns the next items and their restore keys: as `next`, but with less for each draw."""
-        chooser, ahead = self._chooser, self._ahead
-        keys: list[RestoreKey] = []
-        if ahead is not None and 0 < n == ahead.num_ready(n):
-            columns, keys = ahead.take(n)
-            chooser.at += n
-            self.key = keys[-1]
-            return columns, keys
-        parts: list[list[T] | Columns] = []
-        with suppress(StopIteration):
-            while len(keys) < n:
-                left = n - len(keys)
-                if isinstance(chooser, _BySamples):  # else `next` chooses
-                    self._next_child()
-                if ahead is not None and (num := ahead.num_ready(left)):
-                    columns, own = ahead.take(num)
-                    chooser.at += num
-                    parts.append(columns)
-                    keys += own
-                    continue
-                items: list[T] = []
-                parts.append(items)
-                stop = min(chooser.stop, chooser.at + left)
-                if ahead is not None:
-                    stop = min(stop, chooser.at + ahead.num_missing(left))
-                if not self._is_plain or chooser.at >= stop:
-                    items.append(next(self))
-                    keys.append(self.key)
-                    continue
-                try:
-                    for child in chooser.plan[chooser.at : stop]:
-                        cursor = self._opened[child]
-                        self._drawn.add(child)
-                        items.append(next(cursor))
-                        self.key = cursor.key
-                        keys.append(self.key)
-                        self._count(child)
-                except StopIteration:
-                    self._end(child)
-        self.key = keys[-1] if keys else self.key
-        return joined_samples(parts), keys
+    def _draw(self, child: int, cursors: Any) -> T:
+        """Returns the next item of a dataset, and counts the draw."""
+        cursor = cursors[child]
+        self._drawn.add(child)
+        item: T = next(cursor) if self._is_plain else _next_of_round(cursor)
+        self.key = cursor.key
+        self._chooser.drew(child, self.key)
+        return item
 
     def _end(self, child: int) -> None:
         """Takes a dataset out of the choice; ends the pass where it was the one to wait for."""
@@ -666,15 +605,12 @@ class _BlendCursor(StageCursor[T]):
         if self.spec.until == "first" or len(self._ended) == len(self.spec.datasets):
             raise StopIteration
         self._chooser.leave_out(self._ended)
-        if self._ahead is not None:
-            self._ahead.leave_out(self._ended)
 
     @property
     def has_columns(self) -> bool:
         """As `OrderCursor`: if nothing below comes to an end."""
         return (
             self._is_plain
-            and not self.spec.is_flat
             and isinstance(self._chooser, _BySamples)
             and all(
                 dataset.endless and isinstance(cursor, OrderCursor) and cursor.has_columns
@@ -699,26 +635,113 @@ class _BlendCursor(StageCursor[T]):
         return self._chooser.state()
 
     def places(self) -> Sequence[Snapshot]:
-        if self.spec.is_flat:
-            places = self._opened.snapshot(self._drawn)
-            self._drawn.clear()
-            return places
         for child in self._drawn:
             self._places[child] = self.cursors[child].snapshot()
         self._drawn.clear()
         return tuple(self._places)
 
-    def restore(self, snapshot: Snapshot) -> None:
-        if not self.spec.is_flat:
-            super().restore(snapshot)
-            return
-        snapshot.expect(self.spec.name, len(self.spec.datasets))
-        self.set_fields(snapshot)
-        self._opened.restore(snapshot.below(self.spec.labels))
-
     def set_fields(self, snapshot: Snapshot) -> None:
         self._chooser.restore(snapshot)
         self._begin()
+
+
+class _SourcesCursor(_BlendCursor[T]):
+    """A place in a blend of sources, of which the next draws are read together if possible."""
+
+    def __init__(self, spec: BlendDataset[T], stream: Stream) -> None:
+        self._opened = _Opened(spec, stream)
+        self._stream = stream
+        super().__init__(spec, stream)
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._ahead: DrawsAhead | None = None
+        spec, chooser = self.spec, self._chooser
+        if spec.kind and isinstance(chooser, _BySamples):
+            self._plan = chooser
+            self._ahead = DrawsAhead(
+                spec.datasets, self._stream, self._opened, chooser.following, spec.kind,
+                spec.mean_bytes,
+            )  # fmt: skip
+            chooser.size = self._ahead.size
+        self._opened.ahead = self._ahead
+
+    def _num_ready(self, n: int) -> int:
+        """Counts how many of the next `n` draws were read; reads on where these are over."""
+        ahead = self._ahead
+        if ahead is None:
+            return 0
+        plan = self._plan
+        if plan.at < len(plan.plan) and (num := ahead.num_ready(n)):
+            return num
+        plan.choose()
+        if plan.plan and ahead.is_over():
+            ahead.read(np.array(plan.plan[plan.at :]))
+            plan.size = ahead.size
+        return ahead.num_ready(n)
+
+    def __next__(self) -> T:
+        if not self._num_ready(1):
+            return super().__next__()
+        assert self._ahead is not None
+        item: T
+        item, self.key = self._ahead.take_one()
+        self._plan.at += 1
+        return item
+
+    def _draw(self, child: int, cursors: Any) -> T:
+        if self._num_ready(1):  # since another source has ended
+            return next(self)
+        item = super()._draw(child, self._opened)
+        if self._ahead is not None:
+            self._ahead.pass_over()
+        return item
+
+    def take_ready(self, n: int) -> tuple[list[T], list[RestoreKey]]:
+        """Returns the samples of the next draws that were read, or one."""
+        columns, keys = self._some(n)
+        return samples_of(columns), keys
+
+    def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
+        """Returns the next samples and their restore keys."""
+        columns, keys = self.take_batch(n)
+        return samples_of(columns), keys
+
+    def take_batch(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
+        """Returns the next samples and their restore keys."""
+        parts: list[list[T] | Columns] = []
+        keys: list[RestoreKey] = []
+        with suppress(StopIteration):
+            while len(keys) < n:
+                part, own = self._some(n - len(keys))
+                parts.append(part)
+                keys += own
+        return joined_samples(parts), keys
+
+    def _some(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
+        num = self._num_ready(n)
+        if not num:
+            return super().take_ready(n)
+        assert self._ahead is not None
+        columns, keys = self._ahead.take(num)
+        self._plan.at += num
+        self.key = keys[-1]
+        return columns, keys
+
+    def _end(self, child: int) -> None:
+        super()._end(child)
+        if self._ahead is not None:
+            self._ahead.leave_out(self._ended)
+
+    def places(self) -> Sequence[Snapshot]:
+        places = self._opened.snapshot(self._drawn)
+        self._drawn.clear()
+        return places
+
+    def restore(self, snapshot: Snapshot) -> None:
+        snapshot.expect(self.spec.name, len(self.spec.datasets))
+        self.set_fields(snapshot)
+        self._opened.restore(snapshot.below(self.spec.labels))
 
 
 def _next_of_round(cursor: Any) -> Any:
@@ -768,10 +791,7 @@ class MixBatchDataset(BatchDataset[T]):
         )
         mix = batch_mix_fn or batch_list
         if not isinstance(mix, UserFunction):
-            mix = UserFunction(
-                mix, name="batch_mix_fn", seed=blend.run_seed, config=blend.worker_config,
-                is_stateless=True,
-            )  # fmt: skip
+            mix = as_user_function(mix, "batch_mix_fn", blend.worker_config, is_stateless=True)
         super().__init__(blend, batch_size, mix)
 
     def open(self, inner: Cursor[Any], stream: Stream) -> Cursor[T]:

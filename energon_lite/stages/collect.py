@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import cached_property
@@ -14,9 +15,7 @@ from energon_lite.batching.collector import Collector, CollectorState, OneByOne,
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import Cursor, SavableDataset, StreamRun
 from energon_lite.core.errors import FatalSampleError, StateError
-from energon_lite.core.key_columns import columns_of, values_of
 from energon_lite.core.keys import REPEATED, first_leaf, name_of_key, whole
-from energon_lite.core.sample_columns import SampleRows, samples_of
 from energon_lite.core.stage import Stage
 from energon_lite.core.state import RestoreKey, Snapshot
 from energon_lite.core.stream_context import (
@@ -124,7 +123,6 @@ class CollectDataset(ListDataset[T]):
         samples_per_list: samples of a list; 0 where this depends on the samples.
         num_lengths: R, the resources of a sample.
         keeps_lengths: whether the cursor knows the lengths of the list that it returned last.
-        takes_columns: whether lists may be `SampleColumns`.
         looks_at_samples: whether a collector looks at samples, and not only at their lengths.
         groups_from_start: groups with the numbers 0, 1, ...; others follow as they come.
 
@@ -136,7 +134,6 @@ class CollectDataset(ListDataset[T]):
     samples_per_list: int = 0
     num_lengths: int = 1
     keeps_lengths: bool = False
-    takes_columns: bool = False
     looks_at_samples: bool = False
     groups_from_start: Sequence[Any] = ()
 
@@ -174,10 +171,6 @@ class CollectDataset(ListDataset[T]):
                 return True
             found.add(units_of(inner.key, sample), sample)
         return False
-
-    def rows(self, inner: Cursor[Any]) -> SampleRows:
-        """Returns what makes samples of the rows that `read` may find in place of samples."""
-        return SampleRows()
 
     def group_of(self, key: RestoreKey, sample: Any) -> Any:
         """Returns the group of a sample; asked for after a resume where JSON could not keep it."""
@@ -266,7 +259,6 @@ class CollectCursor(Cursor[Any]):
         self._stream = stream
         self._inner: Cursor[Any] = spec.dataset.cursor(stream)
         self._units = spec.units(self._inner)
-        self._rows = spec.rows(self._inner)
         self.collector = spec.collector(stream, self)
         self._buffer = _Buffer(spec)
         self._groups = {group: number for number, group in enumerate(spec.groups_from_start)}
@@ -298,12 +290,14 @@ class CollectCursor(Cursor[Any]):
         else:
             keys, samples = self._buffer.taken(numbers)
         if self._may_be_skipped:
-            again = self._again
-            samples = [again(k) if s is SKIPPED else s for k, s in zip(keys, samples, strict=True)]
-        columns = self._rows.columns(samples)
-        own = columns if self._spec.takes_columns else samples_of(columns)
-        self.key, item = self._spec.made(keys, own)
+            samples = self._re_created(keys, samples)
+        self.key, item = self._spec.made(keys, samples)
         return item
+
+    def _re_created(self, keys: list[RestoreKey], samples: list[Any]) -> list[Any]:
+        """Returns samples, re-created where the buffer has only their restore keys."""
+        again, pairs = self._again, zip(keys, samples, strict=True)
+        return [again(key) if sample is SKIPPED else sample for key, sample in pairs]
 
     def _read_up_to_list(self, add: Callable[[int, int, Sequence[int]], bool]) -> None:
         """Reads samples until a list is complete or the data end."""
@@ -364,7 +358,7 @@ class CollectCursor(Cursor[Any]):
         try:
             refused = self.collector.add(rows)
         except ValueError as error:
-            name = name_of(found.keys[-1], self._rows.sample(found.samples[-1]))
+            name = name_of(found.keys[-1], found.samples[-1])
             raise FatalSampleError.from_sample_key(name, str(error)) from None
         if refused:
             self.drop(refused, "more of its group than the share of the group takes")
@@ -389,9 +383,7 @@ class CollectCursor(Cursor[Any]):
         """Returns keys and samples of the buffer, re-created where necessary."""
         keys = [self._buffer.keys[number] for number in numbers]
         samples = [self._buffer.samples[number] for number in numbers]
-        again = self._again
-        pairs = zip(keys, samples_of(self._rows.columns(samples)), strict=True)
-        return keys, [again(key) if sample is SKIPPED else sample for key, sample in pairs]
+        return keys, self._re_created(keys, samples)
 
     def replace(self, number: int, sample: Any) -> None:
         """Puts another sample in the place of one in the buffer."""
@@ -404,7 +396,7 @@ class CollectCursor(Cursor[Any]):
     def drop(self, numbers: Iterable[int], why: str) -> None:
         """Takes samples out of the buffer and counts them as skipped on purpose."""
         for key, sample in zip(*self._buffer.taken(numbers), strict=True):
-            count_dropped(key, self._rows.sample(sample), why, self._spec.name)
+            count_dropped(key, sample, why, self._spec.name)
 
     def snapshot(self) -> Snapshot:
         """Returns the position."""
@@ -540,24 +532,24 @@ class _Buffer:
 
 
 class _Block:
-    """What is known of samples; pickled as columns, which takes a tenth of the time."""
+    """What is known of samples; it is pickled once, and unpickled when it is needed."""
 
     def __init__(self, keys: Sequence[RestoreKey], rows: Samples) -> None:
         self.keys, self.rows = keys, rows
-        self._pickled: tuple[Any, ...] | None = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self._pickled is None:
-            rows = Samples(*map(_compact, self.rows))
-            self._pickled = _Block, (self.keys, rows)
-            with suppress(TypeError, OverflowError):  # other keys than ours
-                shape, columns = columns_of(self.keys)
-                self._pickled = _block_of, (shape, list(map(_compact, columns)), rows)
-        return self._pickled
+    @cached_property
+    def _pickled(self) -> bytes:
+        return pickle.dumps((self.keys, *map(_compact, self.rows)))
 
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("keys", "rows"):
+            raise AttributeError(name)
+        self.keys, *rows = pickle.loads(self._pickled)
+        self.rows = Samples(*rows)
+        return getattr(self, name)
 
-def _block_of(shape: Any, columns: list[Any], rows: Samples) -> _Block:
-    return _Block(values_of(shape, iter(columns)), rows)
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_pickled": self._pickled}
 
 
 def _as_samples(

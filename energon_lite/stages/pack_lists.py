@@ -14,7 +14,7 @@ from energon_lite.batching.one_by_one import SelectedPacks
 from energon_lite.batching.rules import Packing
 from energon_lite.batching.stream_packs import StreamPacks
 from energon_lite.batching.window_packs import SharedPacks, WindowPacks
-from energon_lite.core.compiled import prepare_kernels
+from energon_lite.core.compiled import compile_all
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.seeds import key_of
@@ -69,7 +69,7 @@ class PackLists(MeasuredLists):
         super().__init__(dataset, packing)
         self.packing = packing
         self.keeps_lengths = packing.balance == "quantile_sync"
-        prepare_kernels()  # before there are worker processes
+        compile_all()  # before there are worker processes
 
     def own_settings(self) -> dict[str, JSON]:
         """Returns what decides which samples share a pack."""
@@ -112,7 +112,7 @@ class PlannedPacks(PlannedDataset):
         super().__init__(dataset, packing, is_shared)
         # Nothing else depends on it.
         self.packs_per_batch = packs_per_batch if is_shared and packing.group_by else 1
-        prepare_kernels()
+        compile_all()
 
     def collector(self, stream: Stream) -> WindowPacks:
         """Returns what chooses the packs of a stream."""

@@ -270,17 +270,24 @@ class _MemberCursor(StageCursor[list[Any]]):
         self._weights = spec.loss_weights()
 
     def __next__(self) -> list[Any]:
-        while True:
-            samples = next(self.inner)
-            kind, slot, *keys = self.inner.key
-            members, keys = unskipped(self._encoded(keys, samples), keys)
-            if members:
-                self.key = (kind, slot, *keys)
-                return members
+        packs, _ = self._taken(1)
+        if not packs:
+            raise StopIteration
+        return packs[0]
 
     def take(self, n: int) -> tuple[list[list[Any]], list[RestoreKey]]:
         if self.spec.encoder is not None and self.spec.encoder.may_draw:
             return super().take(n)  # in turn with the hooks below
+        return self._taken(n)
+
+    def take_ready(self, n: int) -> tuple[list[list[Any]], list[RestoreKey]]:
+        packs, keys = self.take(n)
+        if not keys:
+            raise StopIteration
+        return packs, keys
+
+    def _taken(self, n: int) -> tuple[list[list[Any]], list[RestoreKey]]:
+        """Returns the samples of the next packs, and the restore keys of the packs."""
         made: list[list[Any]] = []
         taken: list[RestoreKey] = []
         while (num := n - len(made)) > 0:
@@ -296,12 +303,6 @@ class _MemberCursor(StageCursor[list[Any]]):
                 break
         self.key = taken[-1] if taken else self.key
         return made, taken
-
-    def take_ready(self, n: int) -> tuple[list[list[Any]], list[RestoreKey]]:
-        packs, keys = self.take(n)
-        if not keys:
-            raise StopIteration
-        return packs, keys
 
     def _encoded(self, keys: list[RestoreKey], samples: list[Any]) -> list[Any]:
         """Returns encoded samples, or parts of them; `SKIPPED` in place of those that failed."""

@@ -6,6 +6,7 @@ import dataclasses
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,14 +23,6 @@ from energon_lite.batching.rules import (
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.keys import first_leaf
-from energon_lite.core.sample_columns import (
-    Columns,
-    SampleColumns,
-    SampleRows,
-    are_unchanged,
-    samples_from,
-    samples_of,
-)
 from energon_lite.core.samples import images_of
 from energon_lite.core.stage import PerItemStage, StageCursor
 from energon_lite.core.state import JSON, RestoreKey
@@ -40,10 +33,6 @@ from energon_lite.stages.collect import CollectDataset, Found, Unit, UnitsOf, co
 from energon_lite.stages.map import WrappedFunction
 
 T = TypeVar("T")
-
-# Samples that are made together to be measured. Many at a time would make the garbage collector
-# look through the whole process.
-_LENT_TOGETHER = 64
 
 
 class MeasureDataset(PerItemStage[T]):
@@ -83,7 +72,6 @@ class MeasureCursor(StageCursor[T]):
 
     Attributes:
         length: what `length_fn` returned for the sample that `next` returned last.
-        rows: what `take_with_lengths` returned in place of samples.
     """
 
     key: RestoreKey = ()
@@ -91,21 +79,17 @@ class MeasureCursor(StageCursor[T]):
 
     def __init__(self, spec: MeasureDataset[T], inner: Cursor[T]) -> None:
         super().__init__(spec, inner)
-        self.rows = SampleRows()
-        # Whether no call has changed its sample, or kept it.
-        self._only_looks = True
         # Of samples up to here all tokens count.
         self._longest = sys.maxsize if spec.rules is None else spec.rules.longest
         self._run = FunctionRun(spec.function)
-        self._call = self._run.call
 
     def __next__(self) -> T:
         """Returns the next sample, measured."""
-        inner = self.inner
+        inner, call = self.inner, self._run.call
         while True:
             item: T = next(inner)
             key = inner.key
-            found = self._call(key, item)
+            found = call(key, item)
             if found is SKIPPED:
                 continue
             self.key = key
@@ -117,78 +101,34 @@ class MeasureCursor(StageCursor[T]):
 
     def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
         """Returns the next samples and their restore keys."""
-        return self._taken(n, self.inner.take)[:2]
-
-    def take_with_lengths(
-        self, n: int, as_rows: bool = False
-    ) -> tuple[list[Any], list[RestoreKey], list[Any]]:
-        """Returns the next `n` samples, or what is left, their restore keys and their lengths.
-
-        Args:
-            n: how many samples.
-            as_rows: whether to return `rows` in place of samples, where this is possible.
-        """
-        takes_columns = as_rows and self._only_looks
-        return self._taken(n, self.inner.take_batch if takes_columns else self.inner.take)
-
-    def _taken(
-        self, n: int, take: Callable[[int], tuple[list[T] | Columns, list[RestoreKey]]]
-    ) -> tuple[list[Any], list[RestoreKey], list[Any]]:
-        taken: Any = ([], [], [])
-        # Whether a sample may be read before the one before it is measured.
-        below = self.spec.dataset.traits
-        reads_ahead, has_ended = below.replayable and not below.measures, False
-        while len(taken[0]) < n and not has_ended:
-            num = n - len(taken[0]) if reads_ahead else 1
-            items, keys = take(num)
-            has_ended = len(keys) < num
-            for column, own in zip(taken, self._measured(items, keys), strict=True):
-                column += own
-        return taken  # type: ignore[no-any-return]
+        items: list[T] = []
+        keys: list[RestoreKey] = []
+        with suppress(StopIteration):
+            while len(keys) < n:
+                own_items, own_keys, _ = self.take_measured(n - len(keys))
+                items += own_items
+                keys += own_keys
+        return items, keys
 
     def take_measured(self, n: int) -> tuple[list[T], list[RestoreKey], list[Any]]:
-        """Returns some of the next `n` samples, with their keys and lengths.
+        """Returns some of the next `n` samples, with their restore keys and lengths.
 
         Raises:
             StopIteration: There is none.
         """
-        return self._measured(*self.inner.take_ready(n))
-
-    def _measured(
-        self, items: list[T] | Columns, keys: list[RestoreKey]
-    ) -> tuple[list[Any], list[RestoreKey], list[Any]]:
-        """Measures samples, and counts their lengths for their sources."""
-        if isinstance(items, SampleColumns):
-            lengths, samples, keys = self._looked_at(items)
-        else:
-            samples = samples_of(items)
-            lengths, samples, keys = unskipped(self._run.call_each(keys, samples), samples, keys)
+        samples, keys = self.inner.take_ready(n)
+        lengths, samples, keys = unskipped(self._run.call_each(keys, samples), samples, keys)
         if keys:
             self.key = keys[-1]
             is_plain = {*map(type, lengths)} == {int} and max(lengths) <= self._longest
             counts = lengths if is_plain and min(lengths) >= 0 else [*map(self._counted, lengths)]
-            names = [key[0] if type(key[-1]) is int else first_leaf(key)[0] for key in keys]
-            totals = {names[0]: sum(counts)} if len({*names}) == 1 else dict.fromkeys(names, 0)
-            for name, tokens in zip(names, counts, strict=True) if len(totals) > 1 else ():
-                totals[name] += tokens
+            totals: dict[str, int] = {}
+            for key, tokens in zip(keys, counts, strict=True):
+                name = key[0] if type(key[-1]) is int else first_leaf(key)[0]
+                totals[name] = totals.get(name, 0) + tokens
             for name, tokens in totals.items():
                 current_context().measured(name, tokens)
         return samples, keys, lengths
-
-    def _looked_at(self, columns: SampleColumns) -> tuple[list[Any], ...]:
-        """Returns lengths, samples and keys; rows for samples that were only looked at."""
-        found: tuple[list[Any], ...] = ([], [], [])
-        for part in columns.parts(_LENT_TOGETHER):
-            fields = part.fields()
-            samples, keys = samples_from(part.form.kind, fields), part.columns[1]
-            results = self._run.call_each(keys, samples)
-            lengths, kept, keys = unskipped(results, samples, keys)
-            if kept is samples:  # none was skipped
-                self._only_looks &= are_unchanged(samples, part, fields)
-                kept = self.rows.of(part) if self._only_looks else samples
-            for column, own in zip(found, (lengths, kept, keys), strict=True):
-                column += own
-        return found
 
     def _counted(self, length: Any) -> int:
         tokens: Any = length.get(TOKENS) if isinstance(length, dict) else length
@@ -261,12 +201,7 @@ class MeasuredLists(CollectDataset[list[Any]]):
     Args:
         dataset: the samples, measured; they must be replayable, as buffered ones are saved as keys.
         rules: for the lengths of samples, and what must be equal in a list.
-
-    Attributes:
-        buffers_rows: whether samples are buffered as `SampleRows`, where this is possible.
     """
-
-    buffers_rows: bool = False
 
     def __init__(self, dataset: MeasureDataset[Any], rules: LengthRules) -> None:
         super().__init__(dataset)
@@ -300,39 +235,35 @@ class MeasuredLists(CollectDataset[list[Any]]):
             is_plain = type(length) is int and 0 < length <= longest
             if has_one_group and is_plain:
                 return ((key, None, (length,)),)
-            pieces: Any = ((key, (length,)),)
+            pieces: Any = [(key, (length,))]
             if not is_plain:
                 pieces = pieces_of(rules, stage, key, sample, length)
-            group = None if has_one_group or not pieces else group_of(key, sample)
+            group = group_of(key, sample) if pieces else SKIPPED
             if group is SKIPPED:
                 return ()
-            if not has_one_group and pieces:
-                group = self.group_number(key, sample, group)
+            group = self.group_number(key, sample, group)
             return [(part, group, lengths) for part, lengths in pieces]
 
         return units
 
     def read(self, inner: Any, units_of: UnitsOf, num: int, found: Found) -> bool:
-        """Reads samples; if none of them needs a second look, all at once."""
+        """Reads samples; several at once if none of them needs a second look."""
         rules = self.rules
         if rules.group_by is not None or len(rules.resources) > 1:
             return super().read(inner, units_of, num, found)
-        samples, keys, lengths = inner.take_with_lengths(num, as_rows=self.buffers_rows)
-        is_plain = {*map(type, lengths)} == {int}
-        if is_plain and min(lengths) > 0 and max(lengths) <= rules.limits[0]:
-            for column, own in zip(
-                found, (keys, [None] * len(keys), lengths, samples), strict=True
-            ):
-                column += own
-        else:
-            for key, sample, inner.length in zip(keys, samples, lengths, strict=True):
-                found.add(units_of(key, sample), sample)
-        return len(samples) < num
-
-    def rows(self, inner: Any) -> SampleRows:
-        """Returns what makes samples of rows that are buffered."""
-        own: SampleRows = inner.rows
-        return own
+        with suppress(StopIteration):
+            while num > 0:
+                samples, keys, lengths = inner.take_measured(num)
+                num -= len(keys)
+                is_plain = {*map(type, lengths)} == {int} and min(lengths) > 0
+                if is_plain and max(lengths) <= rules.limits[0]:
+                    columns = (keys, [None] * len(keys), lengths, samples)
+                    for column, own in zip(found, columns, strict=True):
+                        column += own
+                else:
+                    for key, sample, inner.length in zip(keys, samples, lengths, strict=True):
+                        found.add(units_of(key, sample), sample)
+        return num > 0
 
     def _grouping(self) -> Callable[[RestoreKey, Any], Any]:
         """Returns a function of key and sample that returns the group, `SKIPPED` if it failed."""

@@ -1,385 +1,157 @@
-"""Opens, reads and writes the files of datasets: regular files only, and with patience.
+"""Opens, reads and writes files of data by their paths, wherever they lie, and with patience.
 
-A dataset may come from anywhere. A named pipe in the place of a tar would block for ever, a device
-never ends, and a link in the place of a temporary file would be written through. What storage
-refuses for a moment is tried again: servers fail over, links drop.
+A path is a name: it leads to a folder that was registered (`storage.byte_file`), or to a file of
+this machine. No other package touches the files behind it. What storage refuses for a moment is
+tried again (`storage.patience`).
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import functools
-import logging
-import mmap
+import math
 import os
 import re
 import stat
-import sys
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from pathlib import Path, PurePath
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from energon_lite.core.errors import DatasetFormatError, FatalSampleError, is_worth_a_line, pass_on
-
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-
-# For how long one file is tried, and for how long a whole dataset that cannot be read is waited
-# for: servers fail over within minutes, and ranks wait for each other for ten. [Unit: second]
-BRIEF_SEC, OUTAGE_SEC = 4.0, 300.0
-# The first pause, how much longer each is than the one before, and the longest. [Unit: second]
-_FIRST_SEC, _FACTOR, _LONGEST_SEC = 0.02, 4, 1.0
-
-# So long after a file could not be read, it is tried for a moment only. [Unit: second]
-_AFTERWARDS_SEC, _MOMENT_SEC = 60.0, 0.1
-# Of how many files that is remembered.
-_MOST_FAILED = 1000
-
-# Errors that may be gone a moment later, whichever file it is.
-PASSING = frozenset(
-    getattr(errno, name)
-    for name in (
-        "EIO", "ESTALE", "EAGAIN", "EINTR", "ETIMEDOUT", "ENOTCONN", "ECONNRESET", "ECONNABORTED",
-        "ECONNREFUSED", "EPIPE", "EREMOTEIO", "ENETDOWN", "ENETUNREACH", "ENETRESET", "EHOSTDOWN",
-        "EHOSTUNREACH", "ESHUTDOWN", "ECOMM", "EPROTO", "EBUSY", "ENOLCK", "ENOMEM", "EBADF",
-        "EKEYEXPIRED",
-    )
-    if hasattr(errno, name)
-)  # fmt: skip
-
-# No more files can be opened, by this process or on this machine.
-FULL = frozenset((errno.EMFILE, errno.ENFILE))
-# What no server that comes back changes.
-_FINAL = (errno.ELOOP, errno.ENAMETOOLONG)
+from energon_lite.core.errors import DatasetFormatError
+from energon_lite.storage import local
+from energon_lite.storage.byte_file import ByteFile as ByteFile
+from energon_lite.storage.byte_file import Folder, Status, registered
+from energon_lite.storage.byte_file import register as register
+from energon_lite.storage.local import LOCAL, open_file
+from energon_lite.storage.local import libc as libc
+from energon_lite.storage.os_errors import FULL as FULL
+from energon_lite.storage.os_errors import PASSING as PASSING
+from energon_lite.storage.os_errors import errors_of as errors_of
+from energon_lite.storage.os_errors import explained as explained
+from energon_lite.storage.patience import Patience as Patience
+from energon_lite.storage.patience import retried as retried
+from energon_lite.storage.patience import warn_once as warn_once
 
 # Files that are read whole are lists and settings. The index of a shard of 30 million samples has
 # 240 MB, the .info.json of a million shards 40 MB.
 MAX_WHOLE_BYTES = 1 << 30
-# Up to this size each process has a copy of an index: with a thousand sources, 4 MB in each worker.
-# A longer one is mapped, for all processes at once, though the system kills a process where storage
-# cuts a mapped file short.
-MAPPED_BYTES = 1 << 12
-
-libc = ctypes.CDLL(None)
-libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long
-libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
-_NO_MAP = ctypes.c_void_p(-1).value
-
-_KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
-_REMEDIES = {
-    **dict.fromkeys(PASSING, "the storage failed; try again, and check the disk or the mount"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "give the user of this process permission for it"),
-    errno.EROFS: "mount the file system for writing, or work on a copy",
-    **dict.fromkeys(
-        (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
-        "free some space there, then run the same command again",
-    ),
-    errno.ENAMETOOLONG: "give the files and folders shorter names",
-    errno.ELOOP: "links lead in a circle, or a link is where there may be none; move it away",
-    errno.ENOTDIR: "a file is in the place of a folder; move it away",
-    errno.EEXIST: "something else is in the place of a folder; move it away",
-    errno.EISDIR: "a folder is in the place of a file; move it away",
-    errno.EMFILE: "raise the limit of open files (`ulimit -n`)",
-    errno.ENFILE: "raise the limit of open files of the machine",
-    errno.ENOMEM: "free some memory",
-    errno.ESTALE: "the file was replaced on the network storage; try again",
-}
 _TEMPORARY = re.compile(r"(.*)\.[0-9a-f]{16}\.tmp", re.DOTALL)
 
-_current = threading.local()
 
-# Tests replace both.
-sleep = time.sleep
-clock = time.monotonic
-
-
-@functools.lru_cache(maxsize=1000)
-def warn_once(message: str) -> None:
-    """Logs a warning, once in each process."""
-    logger.warning("%s", message)
+def _place(path: PurePath) -> tuple[Folder, PurePath]:
+    """Returns the folder that a path leads to, and the name in it."""
+    return registered(path) or (LOCAL, path)
 
 
-# -------------------------------------------------------------------------------- trying again
+# ------------------------------------------------------------------------------------- asking
 
 
-def briefly(error: OSError, _spent_sec: float) -> float:
-    """Returns for how many seconds a file is tried after an error that may pass."""
-    return BRIEF_SEC if error.errno in PASSING else 0.0
-
-
-def retried(
-    attempt: Callable[[], T],
-    path: Path,
-    patience: Callable[[OSError, float], float] = briefly,
-    first: Exception | None = None,
-) -> T:
-    """Calls a function again, after longer and longer pauses, until it succeeds.
-
-    Inside another such call it is called only once: the outer one tries again.
-
-    Args:
-        attempt: what to call.
-        path: the file that it reads, for messages.
-        patience: returns for how many seconds in all to try, by the newest error and the seconds
-            spent so far. Called once for each error, so it may do something about it.
-        first: the error of a try that the caller made.
-
-    Returns:
-        What `attempt` returned.
+def status_of(path: PurePath) -> Status | None:
+    """Returns the facts about a path; None where there is nothing.
 
     Raises:
-        OSError: The newest error; after several tries with their number and time.
+        OSError: They cannot be found out: a folder above it may not be read, links lead in a
+            circle.
     """
-    if getattr(_current, "is_trying", False):
-        return attempt()
-    pass_on(first)
-    slept, pause = 0.0, _FIRST_SEC
-    begun, tries = (0.0, 1) if first is None else (clock(), 2)
-    while True:
-        _current.is_trying = True
-        try:
-            result = attempt()
-            break
-        except OSError as error:
-            pass_on(error)
-            # Since the first error: the attempt itself may take long.
-            begun = begun or clock()
-            spent = max(slept, clock() - begun)
-            left = patience(error, spent) - spent
-            if left <= 0:
-                if first is None:
-                    raise
-                raise _with_tries(error, path, tries, spent) from None
-            first = first or error
-        finally:
-            _current.is_trying = False
-        sleep(min(pause, left))
-        slept += min(pause, left)
-        pause = min(pause * _FACTOR, _LONGEST_SEC)
-        tries += 1
-    if first is not None:
-        kind = errno.errorcode.get(getattr(first, "errno", None) or 0, type(first).__name__)
-        number = is_worth_a_line((kind, str(path.parent)))
-        if number:
-            logger.warning(
-                "%s could be read at try %d, after %.1f s: %s (%s: %d times in this folder so far)",
-                path, tries, max(slept, clock() - begun), first, kind, number,
-            )  # fmt: skip
-    return result
+    folder, name = _place(path)
+    return folder.status(name)
 
 
-class Patience:
-    """Reads files of a dataset or a folder again, while their storage fails.
-
-    A file is tried for some seconds, and for a minute after that for a moment only. While no other
-    file can be read either, it is tried for some minutes: the samples are fine.
-
-    Args:
-        root: of the files, for messages.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        # Until when a file that failed is tried for a moment only, and its error.
-        self._failed: dict[Path, tuple[float, OSError]] = {}
-
-    def retried(
-        self,
-        attempt: Callable[[], T],
-        path: Path,
-        others_can_be_read: Callable[[], bool],
-        first: Exception | None = None,
-        close_files: Callable[[], bool] = lambda: False,
-    ) -> T:
-        """Calls a function that reads from a file, again and again.
-
-        Args:
-            attempt: what to call.
-            path: the file.
-            others_can_be_read: returns whether it is this file only that cannot be read.
-            first: the error of a try that the caller made.
-            close_files: called where no more files can be opened; returns whether some were open.
-
-        Returns:
-            What `attempt` returned.
-
-        Raises:
-            OSError: This file cannot be read.
-            FatalSampleError: None can be read.
-        """
-        if getattr(_current, "is_trying", False):
-            return attempt()
-        until, _ = self._failed.get(path, (0.0, None))
-        is_away, away_sec = False, 0.0
-
-        def patience(error: OSError, spent_sec: float) -> float:
-            nonlocal is_away, away_sec
-            if error.errno in _FINAL:
-                return 0.0
-            if error.errno in FULL:
-                is_away = not close_files()
-                return away_sec + BRIEF_SEC
-            was_away, is_away = is_away, not others_can_be_read()
-            if was_away:
-                away_sec = spent_sec
-            if not is_away:
-                return away_sec + (_MOMENT_SEC if clock() < until else BRIEF_SEC)
-            if not was_away:
-                logger.warning(
-                    "%s: no file of the dataset can be read (%s); waiting for %d s at most",
-                    self._root, error, OUTAGE_SEC,
-                )  # fmt: skip
-            return OUTAGE_SEC
-
-        try:
-            return retried(attempt, path, patience, first)
-        except OSError as error:
-            pass_on(error)
-            if is_away:
-                raise FatalSampleError(
-                    f"{self._root}: no file of the dataset can be read any more: {error}. No "
-                    "sample was skipped for it. Bring the storage back, and resume from the last "
-                    "state"
-                ) from error
-            raise self._remembered(error, path) from None
-
-    def _remembered(self, error: OSError, path: Path) -> OSError:
-        """Returns the error of a file, or the same one of before, which names the tries."""
-        _, before = self._failed.get(path, (0.0, None))
-        if before is None or error.errno != before.errno:
-            before = explained(error, path)
-        if len(self._failed) >= _MOST_FAILED:
-            self._failed.clear()
-        self._failed[path] = clock() + _AFTERWARDS_SEC, before
-        return before
+def is_there(path: PurePath) -> bool:
+    """Returns whether there is something under this name, of whatever kind; see `status_of`."""
+    return status_of(path) is not None
 
 
-def _with_tries(error: OSError, path: Path, tries: int, spent: float) -> OSError:
-    text = f"tried {tries} times in {spent:.1f} s"
-    if error.errno is None:  # one of ours, which names its file
-        return type(error)(f"{error} ({text})")
-    return OSError(error.errno, f"{error.strerror} ({text})", error.filename or str(path))
+def is_file(path: PurePath) -> bool:
+    """Returns whether a path leads to a regular file; see `status_of`."""
+    status = status_of(path)
+    return status is not None and status.is_file
 
 
-# ---------------------------------------------------------------------------- opening, reading
+def is_folder(path: PurePath) -> bool:
+    """Returns whether a path leads to a folder; see `status_of`."""
+    status = status_of(path)
+    return status is not None and status.is_folder
 
 
-def explained(error: OSError, path: str | os.PathLike[str]) -> OSError:
-    """Returns an error of the system with the file and the remedy in its text."""
-    remedy = _REMEDIES.get(error.errno or 0)
-    text = error.strerror or str(error)
-    if remedy is None or remedy in text:
-        return error
-    return OSError(error.errno, f"{text}; {remedy}", os.fspath(error.filename or path))
-
-
-@contextmanager
-def errors_of(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Explains the errors of the system in a block that uses the file `path`."""
-    try:
-        yield
-    except OSError as error:
-        raise explained(error, path) from None
-
-
-def is_there(path: Path) -> bool:
-    """Returns whether there is something under this name, of whatever kind.
+def size_of(path: PurePath) -> int:
+    """Returns the size of a file in bytes.
 
     Raises:
-        OSError: It cannot be found out: a folder above it may not be read, links lead in a circle.
+        FileNotFoundError: There is no such file.
+        OSError: It cannot be found out.
     """
-    try:
-        with errors_of(path):
-            path.stat()
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return False
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        return False
-    return True
+    status = retried(lambda: status_of(path), path)
+    if status is None:
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+    return status.size_bytes
 
 
-def open_regular(path: Path) -> int:
-    """Opens a regular file for reading; links to one are followed.
+def entries(path: PurePath) -> list[str]:
+    """Returns the names in a folder, sorted, those of folders with a `/` at the end.
 
-    What storage refuses for a moment is tried again, as in `read_file`.
+    Raises:
+        FileNotFoundError: There is no such folder.
+        OSError: It cannot be read.
+    """
+    folder, name = _place(path)
+    return sorted(folder.entries(name))
 
-    Returns:
-        The descriptor.
+
+def can_read(path: PurePath) -> bool:
+    """Whether a file can be opened and read now: from storage, not from the system's memory."""
+    folder, name = _place(path)
+    return folder.is_well(name)
+
+
+def absolute(path: PurePath) -> PurePath:
+    """Returns a path that starts at the root of its storage; links and `..` in it stay."""
+    return path if registered(path) else Path(path).absolute()
+
+
+def resolved(path: PurePath) -> PurePath:
+    """Returns the path that links on this machine lead to, and without `..`."""
+    return path if registered(path) else Path(path).resolve()
+
+
+def real_path(path: PurePath) -> Path:
+    """Returns a local path of a file, for programs that know no other files, such as SQLite.
+
+    Raises:
+        DatasetFormatError: The storage has none.
+    """
+    folder, name = _place(path)
+    return folder.real_path(name)
+
+
+def leads_out(path: PurePath, folder: PurePath) -> bool:
+    """Returns whether links lead out of `folder`, which may be a link itself, to `path`."""
+    return not resolved(path).is_relative_to(resolved(folder))
+
+
+# ------------------------------------------------------------------------------------- reading
+
+
+def open_bytes(path: PurePath) -> ByteFile:
+    """Opens a file for reading; storage that refuses for a moment is asked again.
 
     Raises:
         FileNotFoundError: There is no such file.
         DatasetFormatError: It is a pipe, a device, a folder or a socket, or the name can be none.
         OSError: It cannot be opened.
     """
-    return retried(lambda: open_file(path), path)
+    return retried(lambda: open_at_once(path), path)
 
 
-def open_own(path: Path) -> int:
-    """Opens a regular file for reading and writing, and creates it; a link is refused.
-
-    Returns:
-        The descriptor.
-
-    Raises:
-        DatasetFormatError: It is a pipe, a device or a socket.
-        OSError: It is a link, or cannot be opened.
-    """
-    return open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+def open_at_once(path: PurePath) -> ByteFile:
+    """Opens a file for reading, or raises the first error; see `open_bytes`."""
+    folder, name = _place(path)
+    return folder.open(name)
 
 
-def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Opens a regular file, at once or not at all.
-
-    Raises:
-        DatasetFormatError: It is no regular file, or the name can be none.
-        OSError: It cannot be opened.
-    """
-    try:
-        with errors_of(path):
-            # Without O_NONBLOCK the opening of a pipe waits for a writer.
-            descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
-    except ValueError as error:  # a zero byte, half a surrogate
-        raise DatasetFormatError(f"{str(path)!a} can be the name of no file ({error})") from None
-    except OSError as error:
-        if error.errno not in (errno.ENXIO, errno.ENODEV):
-            raise
-        raise _irregular(path, path.stat().st_mode) from None
-    try:
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):
-            raise _irregular(path, mode)
-    except BaseException:
-        with suppress(OSError):
-            os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _irregular(path: Path, mode: int) -> DatasetFormatError:
-    kind = _KINDS.get(stat.S_IFMT(mode), "no file")
-    return DatasetFormatError(
-        f"{path} is {kind}, not a regular file; give another path, or put the file in its place"
-    )
-
-
-def read_file(path: Path, max_bytes: int = MAX_WHOLE_BYTES) -> bytes:
+def read_file(path: PurePath, max_bytes: int = MAX_WHOLE_BYTES) -> bytes:
     """Reads a regular file whole.
 
     Args:
@@ -391,28 +163,20 @@ def read_file(path: Path, max_bytes: int = MAX_WHOLE_BYTES) -> bytes:
         DatasetFormatError: It is no regular file, or a longer one.
         OSError: It cannot be read.
     """
-    return bytes(retried(lambda: _whole(path, max_bytes), path))
 
-
-def _whole(path: Path, max_bytes: int, is_mapped: bool = False) -> bytes | memoryview:
-    with open(open_file(path), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if is_mapped and size > MAPPED_BYTES:
-            address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
-            if address != _NO_MAP:
-                return np.asarray(_Map(address, size)).data
-        if size > max_bytes:
+    def whole() -> bytes:
+        file = open_at_once(path)
+        if file.size_bytes > max_bytes:
             raise DatasetFormatError(
-                f"{path}: {size:,} bytes, where at most {max_bytes:,} can be right"
+                f"{path}: {file.size_bytes:,} bytes, where at most {max_bytes:,} can be right"
             )
         with errors_of(path):
-            data = file.read(size)
-    if len(data) < size:
-        raise OSError(errno.EIO, f"reading ended at byte {len(data):,} of {size:,}", str(path))
-    return data
+            return file.read(0, file.size_bytes)
+
+    return retried(whole, path)
 
 
-def map_file(path: Path) -> bytes | memoryview:
+def map_file(path: PurePath) -> bytes | memoryview:
     """Reads a regular file whole; a long one is mapped, so that all processes share its memory.
 
     Raises:
@@ -420,79 +184,57 @@ def map_file(path: Path) -> bytes | memoryview:
         DatasetFormatError: It is no regular file.
         OSError: It cannot be read.
     """
-    return retried(lambda: _whole(path, MAX_WHOLE_BYTES, is_mapped=True), path)
+
+    def mapped() -> bytes | memoryview:
+        with errors_of(path):
+            return open_at_once(path).mapped()
+
+    return retried(mapped, path)
 
 
-class _Map:
-    """A file that is mapped, until the last array over it is gone.
+# ------------------------------------------------------------------------------------- writing
 
-    Not `mmap.mmap`, which keeps a descriptor open for each map: a blend of many sources would need
-    twice as many files as it reads. Nor an array of `ctypes`, of a new type for each size.
+
+def write_atomically(path: PurePath, data: bytes, like: PurePath | None = None) -> None:
+    """Writes a whole file or nothing: a reader never sees a part of it.
+
+    Args:
+        path: the file; an existing one is replaced.
+        data: its content.
+        like: a local file whose permissions it gets, and those to read and write for its owner;
+            by default the permissions of any new file.
+
+    Raises:
+        OSError: It cannot be written.
+        DatasetFormatError: The storage is only read.
     """
-
-    __slots__ = ("_address", "_size")
-
-    def __init__(self, address: int, size: int) -> None:
-        self._address, self._size = address, size
-
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        """Describes the bytes for NumPy; they are read-only."""
-        return {
-            "version": 3,
-            "shape": (self._size,),
-            "typestr": "|u1",
-            "data": (self._address, True),
-        }
-
-    # At the end of a program the module is emptied before the last object is gone.
-    def __del__(self, is_ending: Any = sys.is_finalizing, munmap: Any = libc.munmap) -> None:
-        if not is_ending():  # then threads may still read
-            munmap(self._address, self._size)
+    place = registered(path)
+    if place is not None:
+        place[0].write(place[1], data)
+        return
+    with new_file(path) as file:
+        if like is not None:
+            os.fchmod(file.fileno(), stat.S_IMODE(os.stat(like).st_mode) | 0o600)  # noqa: PTH116
+        file.write(data)
 
 
-class OpenDescriptor:
-    """A file that stays open as long as this object is used.
+def mapped_array(path: PurePath, shape: tuple[int, ...]) -> np.memmap[Any, np.dtype[np.int64]]:
+    """Maps a local file of 64-bit integers to write in it; creates it, and refuses a link.
 
-    Attributes:
-        descriptor: of the file; -1 if it is closed.
+    Raises:
+        DatasetFormatError: It is a pipe, a device or a socket.
+        OSError: It is a link, or cannot be opened, or the disk has no room for it.
     """
-
-    descriptor = -1
-
-    # As above: the default is there at the end of a program, `os` may not be.
-    def close(self, close: Callable[[int], None] = os.close) -> None:
-        """Closes the file, if it is open."""
-        descriptor, self.descriptor = self.descriptor, -1
-        try:
-            if descriptor >= 0:
-                close(descriptor)
-        except OSError:  # `suppress` may not be there, either
-            pass
-
-    __del__ = close
-
-
-# -------------------------------------------------------------------------------------- writing
-
-
-def can_read(path: Path) -> bool:
-    """Whether a file can be opened and read now: from storage, not from the system's memory."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(descriptor, 0, 4096, os.POSIX_FADV_DONTNEED)
-            return bool(os.pread(descriptor, 1, 0))
-        finally:
-            os.close(descriptor)
-    except OSError:
-        return False
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    with errors_of(path), os.fdopen(open_file(real_path(path), flags), "r+b") as file:
+        # Where a disk is full, writing to a page without a place on it kills the process.
+        os.posix_fallocate(file.fileno(), 0, max(1, 8 * math.prod(shape)))
+        return np.memmap(file, dtype=np.int64, mode="r+", shape=shape)
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file for writing that gets the name `path` when the block ends without an error.
+def new_file(path: PurePath) -> Iterator[BinaryIO]:
+    """Opens a local file for writing that gets its name when the block ends without an error.
 
     An existing file is replaced, a link itself and not what it leads to.
 
@@ -501,26 +243,43 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
     Raises:
         OSError: It cannot be written.
+        DatasetFormatError: The storage has no real files.
     """
-    temporary = path.with_name(f"{_stem(path.name)}.{os.urandom(8).hex()}.tmp")
-    # "x" creates a file under a name that nothing has, not even a link.
-    with errors_of(path), temporary.open("xb") as file:
-        try:
-            yield file
-            file.close()
-            temporary.replace(path)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
+    with local.new_file(real_path(path)) as file:
+        yield file
 
 
-def _stem(name: str) -> str:
-    # A name may have 255 bytes, and a character 4.
-    return name if len(os.fsencode(name)) <= 200 else name[:50]
+def create(path: PurePath) -> None:
+    """Creates an empty local file; what has its name is removed, also a link.
+
+    Raises:
+        OSError: It cannot be created.
+    """
+    remove(path)
+    real_path(path).open("xb").close()
 
 
-def remove_leftovers(folder: Path, names: Collection[str], min_age_sec: float = 0.0) -> None:
+def make_folder(path: PurePath) -> None:
+    """Makes a folder and those above it, where it is not there; does nothing elsewhere.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    if not registered(path):
+        Path(path).mkdir(parents=True, exist_ok=True)
+
+
+def remove(path: PurePath) -> None:
+    """Removes a local file, if it is there.
+
+    Raises:
+        OSError: It cannot be removed.
+        DatasetFormatError: The storage has no real files.
+    """
+    real_path(path).unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: PurePath, names: Collection[str], min_age_sec: float = 0.0) -> None:
     """Removes the temporary files of killed processes (`new_file`).
 
     Args:
@@ -528,50 +287,25 @@ def remove_leftovers(folder: Path, names: Collection[str], min_age_sec: float = 
         names: names of the files; the temporary files of others stay.
         min_age_sec: younger files stay, where another process may be writing.
     """
-    stems = {_stem(name) for name in names}
-    with errors_of(folder), os.scandir(folder) as entries:
-        for entry in entries:
-            found = _TEMPORARY.fullmatch(entry.name)
-            if not found or found[1] not in stems or not entry.is_file(follow_symlinks=False):
+    stems = {local.stem_of(name) for name in names}
+    with errors_of(folder), os.scandir(real_path(folder)) as found:
+        for entry in found:
+            name = _TEMPORARY.fullmatch(entry.name)
+            if not name or name[1] not in stems or not entry.is_file(follow_symlinks=False):
                 continue
             with suppress(FileNotFoundError):
                 if time.time() - entry.stat(follow_symlinks=False).st_mtime >= min_age_sec:
                     Path(entry.path).unlink()
 
 
-def leads_out(path: Path, folder: Path) -> bool:
-    """Returns whether links lead out of `folder`, which may be a link itself, to `path`."""
-    home = Path(os.path.realpath(folder))
-    return not Path(os.path.realpath(path)).is_relative_to(home)
-
-
-def write_atomically(path: Path, data: bytes, mode: int | None = None) -> None:
-    """Writes a whole file or nothing: a reader never sees a part of it.
-
-    Args:
-        path: the file; an existing one is replaced.
-        data: its content.
-        mode: permission bits; by default those that a new file gets.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    with new_file(path) as file:
-        if mode is not None:
-            os.fchmod(file.fileno(), mode)
-        file.write(data)
-
-
-def read_into(descriptor: int, target: memoryview, offset: int) -> int:
-    """Reads at `offset` of an open file until `target` is full, or the file ends.
-
-    A single `preadv` may read less (a signal, a network file system); this reads on.
+def open_own(path: PurePath) -> int:
+    """Opens a regular local file for reading and writing, and creates it; a link is refused.
 
     Returns:
-        The number of bytes read.
+        The descriptor.
+
+    Raises:
+        DatasetFormatError: It is a pipe, a device or a socket.
+        OSError: It is a link, or cannot be opened.
     """
-    total = num_read = os.preadv(descriptor, [target], offset)
-    while num_read and total < len(target):
-        num_read = os.preadv(descriptor, [target[total:]], offset + total)
-        total += num_read
-    return total
+    return open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 import yaml
@@ -278,7 +278,7 @@ def parse_yaml(text: str, name: str, on_double: OnDouble = refuse_double) -> Any
         raise DatasetFormatError(f"{name}: no valid YAML: {error}") from None
 
 
-def load_yaml(path: Path, on_double: OnDouble = refuse_double) -> Any:
+def load_yaml(path: PurePath, on_double: OnDouble = refuse_double) -> Any:
     """Reads a YAML or JSON file (by its suffix) as `parse_yaml` does.
 
     Raises:

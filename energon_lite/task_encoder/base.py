@@ -10,7 +10,9 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from energon_lite.batching.rules import Buckets, ModalitySplit, Packing
+from energon_lite.core.cache_pool import CachePool, current_cache_pool
 from energon_lite.core.errors import FatalSampleError
+from energon_lite.core.file_store import PrimaryFileStore
 from energon_lite.core.sample_columns import Columns, samples_of
 from energon_lite.core.samples import CrudeSample
 from energon_lite.core.stacking import LOSS_WEIGHT, SERVICE_FIELDS, Layout, generic_batch, layout_of
@@ -26,8 +28,6 @@ from energon_lite.stages.packed_sample import (
     pack_samples,
     slice_sample,
 )
-from energon_lite.stores.cache_pool import CachePool, current_cache_pool
-from energon_lite.stores.file_stores import PrimaryFileStore
 from energon_lite.task_encoder.builders import PipelineBuilders
 from energon_lite.task_encoder.cooking import Cooker
 

@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, cast
 
 from energon_lite.core.dataset import AnyDataset, SavableDataset
+from energon_lite.core.file_store import FileStore
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.metadataset.loaded import (
     DatasetBlendMode,
@@ -20,7 +21,6 @@ from energon_lite.metadataset.open import LeafOpener
 from energon_lite.stages.blend import BlendDataset
 from energon_lite.stages.concat import ConcatDataset, RepeatDataset, total_items
 from energon_lite.stages.epochs import limited, virtual_epochs
-from energon_lite.stores.file_stores import FileStore
 from energon_lite.task_encoder.hooks import Batching, Hooks
 
 if TYPE_CHECKING:

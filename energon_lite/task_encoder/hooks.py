@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from energon_lite import stages  # those that few pipelines have are imported on first use
 from energon_lite.batching.rules import Buckets, ModalitySplit, Packing
 from energon_lite.core.dataset import SavableDataset
+from energon_lite.core.file_store import DecodeFileStore, FileStore
 from energon_lite.core.samples import CrudeSample, SourceInfo, add_source_info, field_of
 from energon_lite.core.state import JSON
 from energon_lite.core.topology import WorkerConfig
@@ -26,7 +27,6 @@ from energon_lite.stages.loss_weights import LossWeightDataset
 from energon_lite.stages.map import MapDataset, WrappedFunction
 from energon_lite.stages.model_inputs import NOT_APPLIED
 from energon_lite.stages.token_lengths import MeasureDataset
-from energon_lite.stores.file_stores import DecodeFileStore, FileStore
 from energon_lite.task_encoder.cooking import Cooker, check_takes, find_cooker
 
 if TYPE_CHECKING:

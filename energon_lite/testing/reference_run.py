@@ -6,6 +6,7 @@ import copy
 import copyreg
 import dataclasses
 import json
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -16,7 +17,7 @@ import torch
 
 from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.errors import add_note
-from energon_lite.core.global_generators import SystemRng
+from energon_lite.core.global_generators import GlobalStates
 from energon_lite.core.state import RestoreKey, Snapshot
 from energon_lite.core.topology import Stream
 
@@ -97,12 +98,14 @@ class ReferenceRun:
 @contextmanager
 def global_seeds(seed: int) -> Iterator[Callable[[], Sequence[Any]]]:
     """Seeds the global generators for a `with` block; yields a function that reads their states."""
-    before = SystemRng.save_state()
-    SystemRng.seed(seed)
+    before = GlobalStates()
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
     try:
-        yield SystemRng.save_state
+        yield lambda: (torch.get_rng_state(), np.random.get_state(), random.getstate())
     finally:
-        SystemRng.restore_state(before)
+        before.put()
 
 
 def _copied(item: Any) -> Any:

@@ -9,23 +9,27 @@ from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
-from .source_tree import PACKAGE, Module, package_modules
+from .source_tree import PACKAGE, REPO, Module, package_modules
 
 # Bottom to top. A row is (units in order); a set in a row is units that do not know each other.
 ROWS: list[list[str | frozenset[str]]] = [
-    ["names", "as_energon", "transforms", "core"],
-    [frozenset({"order", "storage", "loss"}), "decoding", "stores"],
-    ["batching", frozenset({"packing", "balance"}), "prepare", "sources", "stages", "samplers"],
+    ["names", "core"],
+    [frozenset({"order", "storage", "loss"}), "formats", "decoding"],
+    ["batching", frozenset({"packing", "balance"}), "sources", "stages"],
     ["metadataset", "task_encoder"],
-    ["pipeline", "loader", "length_index", "inspect", "testing"],
-    ["cli", "__main__"],
+    ["pipeline", "loader", "testing"],
+    # Around the core: nothing above this line imports anything below it.
+    ["extras.", "extras.transforms", "extras.samplers", "extras.stores", "extras.media"],
+    ["extras.prepare", "extras.joins", "extras.lengths", "extras.energon", "extras.inspect"],
+    ["extras.cli"],
+    ["as_energon", "__main__"],
 ]
 
 # The one module that may import each of these inside a function: optional packages, and packages
 # that few runs need.
 OPTIONAL: dict[str, str] = {
     "accelerate": "energon_lite/loader/trainers.py",
-    "mfusepy": "energon_lite/inspect/mounting.py",
+    "mfusepy": "energon_lite/extras/inspect/mounting.py",
     "numba": "energon_lite/core/compiled.py",  # slow to import
     "PIL": "energon_lite/decoding/images.py",
     "simplejpeg": "energon_lite/decoding/images.py",
@@ -39,7 +43,8 @@ INNER = [module for module in MODULES if module.name != PACKAGE]  # the root re-
 
 def unit_of(name: str) -> str:
     """The part of the table that a module belongs to: energon_lite.core.state -> core."""
-    return name.split(".")[1] if "." in name else ""
+    _, first, second = [*name.split("."), "", ""][:3]
+    return f"{first}.{second}" if first == "extras" else first
 
 
 def units_below(unit: str) -> set[str]:
@@ -112,6 +117,13 @@ def folders_in_cycles(modules: list[Module]) -> set[str]:
 
 def test_modules_import_only_what_is_below_them() -> None:
     assert [error for module in INNER for error in layer_errors(module, KNOWN)] == []
+
+
+def test_each_folder_has_its_tests_under_its_name() -> None:
+    """So that `make test ONLY=samplers` runs those of one."""
+    folders = {m.path.parent.name for m in MODULES if m.is_package} - {PACKAGE, "extras", "workers"}
+    # The tests of `testing` are the laws of all datasets.
+    assert {f for f in folders if not (REPO / "tests" / f).is_dir()} <= {"testing"}
 
 
 def test_folders_do_not_import_each_other() -> None:

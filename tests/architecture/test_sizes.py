@@ -9,12 +9,13 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from .source_tree import package_modules
+from .source_tree import PACKAGE, package_modules
 
 MAX_FUNCTION_LINES = 60
-# Code lines (no docstrings, comments, blank lines) of the whole library. A new feature pays by
-# simplifying what it touches; a commit that makes the library smaller lowers the ceiling.
-MAX_CODE_LINES = 32_295
+# Code lines (no docstrings, comments, blank lines) of the core, and of what is around it. They only
+# fall: a new feature pays by simplifying what it touches, and a commit that makes one of them
+# smaller lowers its ceiling. To raise one takes a decision record that names what was removed.
+MAX_CODE_LINES = {"core": 22_663, "around": 8_784}
 
 MODULES = package_modules()
 _NO_CODE = {
@@ -38,9 +39,13 @@ def code_lines(text: str) -> int:
     return len(code)
 
 
-def test_library_keeps_to_its_ceiling() -> None:
-    total = sum(code_lines(module.text) for module in MODULES)
-    assert total <= MAX_CODE_LINES, "simplify what the change touches"
+def test_core_and_what_is_around_it_keep_to_their_ceilings() -> None:
+    found = Counter[str]()
+    for module in MODULES:
+        is_core = f"{PACKAGE}.extras" not in module.name
+        found["core" if is_core else "around"] += code_lines(module.text)
+    over = {part: num for part, num in found.items() if num > MAX_CODE_LINES[part]}
+    assert over == {}, "simplify what the change touches"
 
 
 def test_functions_are_small() -> None:

@@ -16,7 +16,7 @@ from energon_lite.batching.lists import Lists
 PACKS = Lists(np.array([0, 2, 1]), np.array([0, 2, 3]))
 
 
-@pytest.mark.parametrize("name", ["costs", "balance_orders", "prepare_epoch"])
+@pytest.mark.parametrize("name", ["costs", "balance_orders"])
 def test_examples_of_docstrings_are_true(name: str) -> None:
     found = doctest.testmod(importlib.import_module(f"energon_lite.batching.{name}"))
     assert found.attempted > 0

@@ -26,7 +26,7 @@ from energon_lite import (
 )
 from energon_lite.core.errors import DecodingError, log_exception, place_of
 from energon_lite.core.keys import name_of_key
-from energon_lite.length_index import measure_lengths
+from energon_lite.extras.lengths.length_index import measure_lengths
 
 from ..conftest import write_tar
 from ..helpers import number_of, prepared, text_set

@@ -117,7 +117,7 @@ def test_images_have_the_wanted_size_in_every_mode(
         assert is_whole, name
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     width=st.integers(1, 90), height=st.integers(1, 90), edge=st.integers(1, 40),
     subsampling=st.integers(0, 2), is_grey=st.booleans(), mode=st.sampled_from(list(IMAGE_MODES)),

@@ -121,7 +121,7 @@ def test_arithmetic_coding_has_the_values_of_pillow() -> None:
     check_equal(ARITHMETIC)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     name=st.sampled_from(list(OPTIONS)), at=st.floats(0, 1), bit=st.integers(0, 7),
     is_cut=st.booleans(),

@@ -6,7 +6,6 @@ import itertools
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from energon_lite.decoding import planes
 def _early() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planes, "_NUM_BEFORE_COMPILING", 0)
-        patch.setattr(planes._ahead, "_is_over", True)
         yield
 
 
@@ -64,7 +62,6 @@ def test_every_byte_divided_by_255_is_that_of_numpy() -> None:
     found = np.empty((3, 1, 256), np.float32)
     planes.write_planes(pixels, found)
     np.testing.assert_array_equal(found[1, 0], np.arange(256, dtype=np.float32) / np.float32(255))
-    assert planes._is_compiled()
 
 
 @pytest.mark.parametrize("number", [0, 10])
@@ -74,61 +71,24 @@ def test_the_first_pictures_do_not_wait_for_the_compiler(
     monkeypatch.setattr(planes, "_NUM_BEFORE_COMPILING", 10)
     monkeypatch.setattr(planes, "_numbers", itertools.count(number))
     asked: list[int] = []
-    monkeypatch.setattr(planes, "_is_compiled", lambda: bool(asked.append(1)))
+    monkeypatch.setattr(planes, "_split_colours", lambda pixels, planes: asked.append(1))
     for _ in range(5):
         planes.write_planes(np.zeros((2, 2, 3), np.uint8), np.empty((3, 2, 2), np.uint8))
     assert len(asked) == (5 if number else 0)
-
-
-AHEAD = """
-import sys, time
-import numpy as np
-from energon_lite.core import compiled
-from energon_lite.decoding import planes
-
-def write():
-    pixels, array = np.arange(6, dtype=np.uint8).reshape(1, 2, 3), np.empty((3, 1, 2), np.uint8)
-    planes.write_planes(pixels, array)
-    assert array.ravel().tolist() == [0, 3, 1, 4, 2, 5]
-
-for _ in range(257):
-    write()
-first = "numba" in sys.modules
-end = time.monotonic() + 100
-while "numba" not in sys.modules and time.monotonic() < end:
-    write()
-    time.sleep(0.05)
-found = {k.name: k.dispatcher().stats for k in compiled._kernels if k.file == planes.__name__}
-print(first, {name: dict(stats.cache_misses) for name, stats in found.items()})
-"""
-
-
-def test_nobody_waits_for_the_first_planes_and_code_that_another_process_compiled_is_used(
-    tmp_path: Path,
-) -> None:
-    none_compiled = "{'_split_to_bytes': {}, '_split_to_floats': {}}"
-    for is_read_at_once in (False, True):
-        done = subprocess.run(
-            [sys.executable, "-c", AHEAD], env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
-            capture_output=True, text=True, check=True, timeout=200,
-        )  # fmt: skip
-        assert done.stdout == f"{is_read_at_once} {none_compiled}\n"
-        assert done.stderr == ""
-    assert len(list(tmp_path.glob("*.compiled"))) == 1
 
 
 THREADS = """
 import sys, threading
 import numpy as np
 from energon_lite.decoding import planes
-planes._NUM_BEFORE_COMPILING, planes._ahead._is_over = 0, True
+planes._NUM_BEFORE_COMPILING = 0
 sys.setswitchinterval(1e-5)
 start, found = threading.Barrier(8), []
 def write():
     pixels, array = np.full((8, 8, 3), 7, np.uint8), np.empty((3, 8, 8), np.uint8)
     start.wait()
     planes.write_planes(pixels, array)
-    found.append(bool((array == 7).all()) and planes._is_compiled())
+    found.append(bool((array == 7).all()) and "numba" in sys.modules)
 threads = [threading.Thread(target=write) for _ in range(8)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
@@ -144,28 +104,16 @@ def test_threads_that_need_the_compiler_at_once_wait_for_each_other() -> None:
     assert done.stderr == ""
 
 
-def test_a_compiler_that_fails_is_no_fault_of_a_picture(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    planes._is_compiled.cache_clear()
-    monkeypatch.setattr(planes, "compile_kernel", lambda kernel: 1 // 0)
-    found = np.empty((3, 1, 1), np.uint8)
-    planes.write_planes(np.array([[[1, 2, 3]]], np.uint8), found)
-    assert found.ravel().tolist() == [1, 2, 3]
-    assert "since numba fails: ZeroDivisionError" in caplog.text
-    planes._is_compiled.cache_clear()
-
-
-def test_where_numba_compiles_nothing_numpy_writes_the_planes() -> None:
+def test_planes_are_also_written_in_plain_python() -> None:
     code = (
         "import numpy as np; from energon_lite.decoding import planes\n"
-        "planes._NUM_BEFORE_COMPILING, planes._ahead._is_over = 0, True\n"
+        "planes._NUM_BEFORE_COMPILING = 0\n"
         "found = np.empty((3, 1, 2), np.uint8)\n"
         "planes.write_planes(np.arange(6, dtype=np.uint8).reshape(1, 2, 3), found)\n"
-        "print(found.tolist(), planes._is_compiled())"
+        "print(found.tolist())"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
         capture_output=True, text=True, check=True, timeout=120,
     )  # fmt: skip
-    assert done.stdout == "[[[0, 3]], [[1, 4]], [[2, 5]]] False\n"
+    assert done.stdout == "[[[0, 3]], [[1, 4]], [[2, 5]]]\n"

@@ -40,10 +40,10 @@ from energon_lite.core.errors import (
     StateError,
     describe,
 )
-from energon_lite.inspect.lint import lint_dataset
-from energon_lite.prepare import prepare_dataset
-from energon_lite.storage.length_files import read_lengths, write_lengths
-from energon_lite.storage.nvmeta import read_info, write_info
+from energon_lite.extras.inspect.lint import lint_dataset
+from energon_lite.extras.prepare import prepare_dataset
+from energon_lite.formats.length_files import read_lengths, write_lengths
+from energon_lite.formats.nvmeta import read_info, write_info
 
 from ..helpers import prepared, text_of
 

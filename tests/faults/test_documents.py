@@ -21,12 +21,12 @@ from energon_lite.core.errors import (
     describe,
 )
 from energon_lite.core.json_text import MAX_DEPTH
+from energon_lite.extras.energon.energon_api import load_dataset
+from energon_lite.formats.length_files import read_lengths
+from energon_lite.formats.nvmeta import SplitFile, read_dataset_config, read_info
 from energon_lite.metadataset import read
-from energon_lite.metadataset.energon_api import load_dataset
 from energon_lite.metadataset.read import read_metadataset
 from energon_lite.storage.braces import MAX_NAMES, expand
-from energon_lite.storage.length_files import read_lengths
-from energon_lite.storage.nvmeta import SplitFile, read_dataset_config, read_info
 from energon_lite.storage.yaml import dump_yaml, load_yaml, parse_yaml
 
 from ..conftest import examples

@@ -31,13 +31,13 @@ from energon_lite import (
     prepare_dataset,
 )
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.inspect.blend_info import metadataset_info
-from energon_lite.inspect.forecast import plan
-from energon_lite.inspect.info import dataset_info
-from energon_lite.inspect.lint import lint_dataset
-from energon_lite.length_index import LengthFunction, measure_lengths
-from energon_lite.metadataset.energon_api import prepare_metadataset
-from energon_lite.storage.length_files import write_lengths
+from energon_lite.extras.energon.energon_api import prepare_metadataset
+from energon_lite.extras.inspect.blend_info import metadataset_info
+from energon_lite.extras.inspect.forecast import plan
+from energon_lite.extras.inspect.info import dataset_info
+from energon_lite.extras.inspect.lint import lint_dataset
+from energon_lite.extras.lengths.length_index import LengthFunction, measure_lengths
+from energon_lite.formats.length_files import write_lengths
 
 from ..helpers import text_set
 from .hostile_sets import CASES, EVIL, EXECUTED

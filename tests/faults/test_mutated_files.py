@@ -20,7 +20,7 @@ _made: dict[Path, Scenes] = {}
 
 @pytest.fixture
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("energon_lite.storage.files.sleep", lambda seconds: None)
+    monkeypatch.setattr("energon_lite.storage.patience.sleep", lambda seconds: None)
 
 
 def test_corrupt_files_are_reported_or_change_nothing(tmp_path: Path, no_pause: Any) -> None:

@@ -15,8 +15,8 @@ import pytest
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.core.errors import describe
+from energon_lite.formats.shards import ShardReader
 from energon_lite.storage.files import warn_once
-from energon_lite.storage.shards import ShardReader
 
 from ..conftest import write_tar
 from ..helpers import prepared, text_set
@@ -62,32 +62,6 @@ def test_shard_with_other_keys_in_the_same_places_is_an_error(copied: Path) -> N
         assert f"{copied / BROKEN}: sample 0 has the key '00020'" in error
         assert "where index.sqlite has '00010'" in error
         assert f"run `energon-lite prepare {copied} --tar-index-only`" in error
-
-
-def long_names(folder: Path, tar_format: int) -> Path:
-    folder.mkdir()
-    with tarfile.open(folder / "a.tar", "w", format=tar_format) as tar:
-        for i in range(10):
-            info = tarfile.TarInfo(f"{'long' * 30}-{i:05d}.txt")
-            info.size = 5
-            tar.addfile(info, io.BytesIO(b"hello"))
-    return prepared(folder, "TextSample", {"text": "txt"})
-
-
-@pytest.mark.parametrize("tar_format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_flipped_bit_in_a_long_name_costs_its_sample(tmp_path: Path, tar_format: int) -> None:
-    folder = long_names(tmp_path / "set", tar_format)
-    whole, errors = read(folder)
-    assert (len(whole), errors) == (10, [])
-    data = bytearray((folder / "a.tar").read_bytes())
-    at = data.index(b"-00007.txt") + 4
-    data[at] ^= 2
-    (folder / "a.tar").write_bytes(data)
-    found, errors = read(folder)
-    assert found == whole[:7] + whole[8:]
-    (error,) = errors
-    assert f"{folder / 'a.tar'}: sample 7 has the key" in error
-    assert "where index.sqlite has" in error
 
 
 def change(folder: Path, *statements: str) -> None:

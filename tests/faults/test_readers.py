@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_lite.storage.length_files import read_facts, read_lengths, write_lengths
-from energon_lite.storage.nvmeta import META
+from energon_lite.formats.length_files import read_facts, read_lengths, write_lengths
+from energon_lite.formats.nvmeta import META
 
 from ..helpers import text_set
 from .hostile_sets import HEAD, LENGTHS

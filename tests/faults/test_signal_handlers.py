@@ -23,7 +23,7 @@ from energon_lite import (
 )
 from energon_lite.core.global_generators import has_turn
 from energon_lite.core.topology import current
-from energon_lite.loader.deferred_signals import DeferredSignals
+from energon_lite.loader.workers.deferred_signals import DeferredSignals
 
 from ..helpers import (
     MakeDataset,

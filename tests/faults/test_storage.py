@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 from energon_lite import FatalSampleError, WorkerConfig, get_savable_loader
 from energon_lite.core import errors
-from energon_lite.storage import tar
-from energon_lite.storage.nvmeta import META, index_path
+from energon_lite.formats.nvmeta import META, index_path
+from energon_lite.storage.local import LocalFile
 
 from ..conftest import examples, write_tar
 from ..helpers import last_slot, prepared, text_set, through_json, train
@@ -74,7 +74,7 @@ class Storage:
         self._open, self._preadv = os.open, os.preadv
         patch.setattr(os, "open", self._opened)
         patch.setattr(os, "preadv", self._read)
-        patch.setattr("energon_lite.storage.files.sleep", self._wait)
+        patch.setattr("energon_lite.storage.patience.sleep", self._wait)
 
     def _wait(self, seconds: float) -> None:
         self.waited_sec += seconds
@@ -401,7 +401,7 @@ HEALING = [
 @pytest.mark.parametrize("cause", HEALING)
 def test_what_heals_costs_nothing(sound, copied, storage, cause) -> None:
     expected = keys_in(loader_of(sound))
-    storage.patch.setattr("energon_lite.storage.shards.MAX_OPEN", 2)
+    storage.patch.setattr("energon_lite.formats.shards.MAX_OPEN", 2)
     loader = loader_of(copied)
     cause(storage, copied)
     assert keys_in(loader) == expected
@@ -502,25 +502,25 @@ def test_an_error_while_tars_are_indexed_fails_no_tar(tmp_path, storage, monkeyp
     expected = index_path(folder / "shard-001.tar").read_bytes()
     shutil.rmtree(folder / META)
     left = [3]
-    read_at = tar._read_bytes
+    read = LocalFile.read
 
-    def fails_sometimes(file: BinaryIO, pos: int, need: int) -> bytes:
-        if "shard-001" in str(Path(f"/proc/self/fd/{file.fileno()}").readlink()) and left[0]:
+    def fails_sometimes(file: LocalFile, start: int, stop: int) -> bytes:
+        if file.path.name == "shard-001.tar" and left[0]:
             left[0] -= 1
             raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
-        return read_at(file, pos, need)
+        return read(file, start, stop)
 
-    monkeypatch.setattr(tar, "_read_bytes", fails_sometimes)
+    monkeypatch.setattr(LocalFile, "read", fails_sometimes)
     prepared(folder, "TextSample", {"text": "txt"})
     assert left == [0]
     assert index_path(folder / "shard-001.tar").read_bytes() == expected
 
 
 def test_an_error_that_stays_names_the_tar_that_cannot_be_indexed(tmp_path, monkeypatch) -> None:
-    def fails_always(file: BinaryIO, pos: int, need: int) -> bytes:
+    def fails_always(file: LocalFile, start: int, stop: int) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(tar, "_read_bytes", fails_always)
+    monkeypatch.setattr(LocalFile, "read", fails_always)
     write_tar(tmp_path / "set" / "a.tar", [("0.txt", b"")])
     with pytest.raises((OSError, ValueError), match=r"tried 8 times in 4.0 s.*a.tar'"):
         prepared(tmp_path / "set", "TextSample", {"text": "txt"})

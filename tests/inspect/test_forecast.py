@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from energon_lite import DefaultTaskEncoder, TextSample, get_train_dataset
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.keys import leaves
-from energon_lite.inspect import forecast as module
-from energon_lite.inspect.forecast import Plan, interval_edges, plan
-from energon_lite.inspect.text import plan_text
+from energon_lite.extras.inspect import forecast as module
+from energon_lite.extras.inspect.draws import RunShape
+from energon_lite.extras.inspect.forecast import Plan, interval_edges, plan
+from energon_lite.extras.inspect.text import plan_text
+from energon_lite.formats.length_files import write_lengths
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.planned_source import OrderOnlySource
 from energon_lite.stages.plan_order import order_of
-from energon_lite.storage.length_files import write_lengths
 from energon_lite.testing import check_dataset
 
 from ..conftest import examples
@@ -240,8 +241,7 @@ def test_the_draws_carry_the_keys_of_the_real_run(root):
     )
     batches = [next(ranks.iterators[0]) for _ in range(30)]
     real = [key for batch in batches for key in leaves(batch.__restore_key__)]
-    config = ranks.loaders[0].worker_config
-    dataset = module._opened(path, "train", 4, True, config, {})
+    dataset = module._opened(path, "train", RunShape(30, 4, 1, 1), True, 0, {})
     predicted = iter(order_of(dataset))
     assert [next(predicted) for _ in real] == real
 

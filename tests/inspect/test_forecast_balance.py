@@ -20,10 +20,10 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.balance import CostModel
-from energon_lite.cli import app
-from energon_lite.inspect.forecast import DEFAULT_COST, balance_report
+from energon_lite.extras.cli import app
+from energon_lite.extras.inspect.forecast import DEFAULT_COST, balance_report
+from energon_lite.formats.length_files import write_lengths
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.storage.length_files import write_lengths
 
 from ..helpers import metadataset, number_of, text_set
 

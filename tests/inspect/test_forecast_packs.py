@@ -17,11 +17,11 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.balance import CostModel
-from energon_lite.cli import app
 from energon_lite.core.keys import leaves
-from energon_lite.inspect import forecast as module
-from energon_lite.inspect.forecast import plan
-from energon_lite.length_index import measure_lengths
+from energon_lite.extras.cli import app
+from energon_lite.extras.inspect import forecast as module
+from energon_lite.extras.inspect.forecast import plan
+from energon_lite.extras.lengths.length_index import measure_lengths
 
 from ..helpers import metadataset, number_of, text_set
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.inspect.info import dataset_info
-from energon_lite.prepare import prepare_dataset
+from energon_lite.extras.inspect.info import dataset_info
+from energon_lite.extras.prepare import prepare_dataset
 
 from ..conftest import write_captions
 

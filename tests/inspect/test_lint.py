@@ -7,9 +7,9 @@ import sqlite3
 import pytest
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.inspect.lint import lint_dataset
-from energon_lite.prepare import prepare_dataset
-from energon_lite.storage.nvmeta import write_index
+from energon_lite.extras.inspect.lint import lint_dataset
+from energon_lite.extras.prepare import prepare_dataset
+from energon_lite.formats.nvmeta import write_index
 
 from ..conftest import jpeg, write_captions, write_tar
 
@@ -116,6 +116,27 @@ def test_counts_and_database_rows_that_differ_are_errors(root):
     errors, _, _ = lint(root, decode=False)
     assert any("has 1 samples, .info.json lists 3" in error for error in errors)
     assert any("index.sqlite has other samples" in error for error in errors)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "sample_key = 'other' WHERE sample_key = 'KEY0'",
+        "byte_offset = byte_offset + 512 WHERE sample_key = 'KEY1'",
+        "sample_index = sample_index + 1 WHERE tar_file_id = 0",
+        "sample_index = 1 - sample_index WHERE sample_key IN ('KEY0', 'KEY1')",
+    ],
+)
+def test_every_key_and_place_in_the_database_is_compared(root, change):
+    with sqlite3.connect(root / ".nv-meta/index.sqlite") as connection:
+        query = "SELECT sample_key FROM samples WHERE tar_file_id = 0 ORDER BY sample_index"
+        for number, (key,) in enumerate(connection.execute(query).fetchall()):
+            change = change.replace(f"KEY{number}", key)
+        connection.execute(f"UPDATE samples SET {change}")
+    connection.close()
+    errors, _, _ = lint(root, decode=False)
+    assert len(errors) == 1
+    assert errors[0].startswith("shard-0000.tar: .nv-meta/index.sqlite has other samples")
 
 
 def test_a_database_that_is_missing_is_a_warning_and_a_strange_one_an_error(root):

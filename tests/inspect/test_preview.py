@@ -9,10 +9,10 @@ import torch
 from typer.testing import CliRunner
 
 from energon_lite import AVDecoder, CrudeSample, TextSample
-from energon_lite.cli import app
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.inspect.preview import sample_text, sample_texts
-from energon_lite.prepare import prepare_dataset
+from energon_lite.extras.cli import app
+from energon_lite.extras.inspect.preview import sample_text, sample_texts
+from energon_lite.extras.prepare import prepare_dataset
 
 from ..conftest import write_captions, write_tar
 

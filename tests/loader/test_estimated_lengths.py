@@ -181,7 +181,7 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("validation", [False, True])
+@pytest.mark.parametrize("validation", [False, pytest.param(True, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_length_is_a_few_percent_off_and_exact_after_a_pass(short, kind, validation) -> None:
     encoder, settings = KINDS[kind]

@@ -29,7 +29,7 @@ class InThreads:
             Exchange(WorkerConfig(rank=rank, world_size=world_size, num_workers=0), LONG_SEC)
             for rank in range(world_size)
         ]
-        patch.setattr(rank_store, "_default_store", lambda: self.store)
+        patch.setattr(rank_store, "group_store", lambda _: (self.store, False))
         patch.setattr(Exchange, "_is_alone", False)
         patch.setattr(Exchange, "_global_ranks", lambda _: list(range(world_size)))
 

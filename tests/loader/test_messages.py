@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import gc
 import os
 import pickle
 import random
-import select
+import resource
 import socket
 import threading
 from contextlib import suppress
@@ -21,21 +20,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite import Batch, SourceInfo, TextSample, edataclass
+from energon_lite import (
+    Batch,
+    SourceInfo,
+    TextSample,
+    WorkerConfig,
+    edataclass,
+    get_savable_loader,
+    get_train_dataset,
+)
 from energon_lite.core.sample_columns import Origin, SampleColumns, SampleForm
 from energon_lite.core.state import Names, Snapshot
-from energon_lite.loader.arena import FreeSpace, LentRange
-from energon_lite.loader.messages import (
-    LEAVE,
-    Closed,
-    Inlet,
-    Outlet,
-    packed,
-    read_order,
-    report,
-)
-from energon_lite.loader.rank_feed import Delivery
+from energon_lite.loader.workers.arena import FreeSpace, LentRange
+from energon_lite.loader.workers.channel import REPORT, Channel, Closed, Inlet, Message, Outlet
+from energon_lite.loader.workers.codec import packed, packed_delivery
+from energon_lite.loader.workers.rank_feed import Delivery
 
+from ..conftest import examples
 from ..helpers import assert_same
 
 
@@ -44,8 +45,9 @@ class Line:
 
     def __init__(self, num_deliveries: int = 3) -> None:
         self.here, self.there = socket.socketpair()
-        self.inlet = Inlet(self.here, num_deliveries)
-        self.outlet = Outlet(self.there, num_deliveries, lambda: None)
+        self.inlet = Inlet(Channel(self.here))
+        self.outlet = Outlet(Channel(self.there, takes_files=True), num_deliveries)
+        self.take_back()
 
     def __enter__(self) -> Line:
         return self
@@ -55,27 +57,19 @@ class Line:
         self.there.close()
 
     def send(self, value: Any) -> Any:
-        """A value after its way through the arena, and after the orders that follow it."""
-        self.outlet.send(7, packed(value))
+        """A value after its way through the arena, and after what the training loop answered."""
+        is_delivery = isinstance(value, Delivery)
+        self.outlet.send(7, packed_delivery(value) if is_delivery else packed(value))
         return self.received()
 
     def received(self) -> Any:
-        assert self.inlet.is_ready()
         found = self.inlet.take(7)
-        while self.is_order_ready():
-            kind, _, _ = read_order(self.there, lambda: None)
-            assert kind == LEAVE
-            self.outlet.leave(lambda: None)
         self.take_back()
         return found
 
-    def is_order_ready(self) -> bool:
-        """Whether the worker process has an order to take."""
-        return bool(select.select([self.there], [], [], 0)[0])
-
     def take_back(self) -> None:
         """Lets the worker process see what was returned."""
-        self.outlet._take_back()
+        assert self.outlet.is_wanted()
 
     @property
     def used_bytes(self) -> int:
@@ -245,6 +239,7 @@ def test_ranges_of_free_space_never_overlap_and_all_come_back(seed: int) -> None
 
 
 @given(st.integers(0, 2**32))
+@examples(10)
 def test_batches_kept_at_random_stay_what_they_were(seed: int) -> None:
     numbers = random.Random(seed)
     kept: dict[int, Any] = {}
@@ -261,7 +256,7 @@ def test_batches_kept_at_random_stay_what_they_were(seed: int) -> None:
             for other, (tensors, arrays, body) in kept.items():
                 parts = [*(tensor.numpy() for tensor in tensors), *arrays]
                 assert all((part == other % 251).all() for part in parts)
-                assert set(body) == {other % 251}
+                assert body == bytes([other % 251]) * len(body)
         kept.clear()
         del tensors, arrays, body, parts, batch
         gc.collect()
@@ -384,64 +379,7 @@ def test_restore_key_of_a_batch_of_any_type_arrives_as_it_was(key, sources) -> N
             assert hasattr(found.item, "__restore_key__") == (item in (slotted, items[1]))
 
 
-def sent_batch(line: Line) -> Any:
-    """A batch of which nobody has looked at what is left for later."""
-    batch = Slotted(__key__=["a", "b"], __restore_key__=KEY, image=torch.ones(2))
-    batch.__sources__, batch.__subflavors__ = (INFO, OTHER), [{"tags": [1]}, {}]
-    batch.more = (1, 2)  # beside its slots
-    found = line.send(Delivery(batch, 0, 0, None, [], [])).item
-    assert hasattr(found, "_later")
-    return found
-
-
 KEY = ("batch", 3, ("a/train", 0, 5, 7), ("a/train", 1, 6, 8))
-LOOKS: dict[str, Any] = {
-    "itself": lambda batch: batch,
-    "copy": copy.copy,
-    "deep copy": copy.deepcopy,
-    "pickle": lambda batch: pickle.loads(pickle.dumps(batch)),
-    "replace": dataclasses.replace,
-    "pinned": lambda batch: batch.pin_memory(),
-    "moved": lambda batch: batch.to("meta"),
-    "derived": lambda batch: Slotted.derive_from(batch, image=batch.image),
-    "extended": lambda batch: Longer.extend(batch, length=3),
-    "asdict": lambda batch: Slotted(**dataclasses.asdict(batch), __loss_weight__=None),
-    "sent again": lambda batch: send_again(batch),
-}
-
-
-@edataclass
-class Longer(Slotted):
-    """A batch with a further field."""
-
-    length: int
-
-
-def send_again(batch: Any) -> Any:
-    with Line() as line:
-        return line.send(Delivery(batch, 0, 0, None, [], [])).item
-
-
-@pytest.mark.parametrize("look", LOOKS)
-def test_fields_that_are_left_for_later_are_there_however_they_are_looked_at(
-    look, monkeypatch
-) -> None:
-    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
-    with Line() as line:
-        found = LOOKS[look](sent_batch(line))
-        assert hasattr(found, "_later") == (look in ("itself", "pinned", "moved", "sent again"))
-        expected = (["a", "b"], KEY, [{"tags": [1]}, {}], (INFO, OTHER))
-        names = ("__key__", "__restore_key__", "__subflavors__", "__sources__")
-        if look != "asdict":
-            assert repr([getattr(found, name) for name in names]) == repr([*expected])
-        assert found.__restore_key__ == KEY
-        assert not hasattr(found, "_later")
-        assert getattr(found, "more", None) == ((1, 2) if look not in MADE_ANEW else None)
-
-
-MADE_ANEW = ("replace", "derived", "extended", "asdict")
-
-
 LATER = ("__restore_key__", "__subflavors__", "__sources__")
 FIELDS = ("__key__", *LATER, "__loss_weight__", "text")
 
@@ -481,47 +419,6 @@ def test_batch_of_columns_arrives_as_the_samples_of_its_columns_say(names, befor
         change(found, step)
     assert type(found) is TextSample
     assert {name: getattr(found, name) for name in FIELDS if hasattr(found, name)} == expected
-
-
-def test_field_that_was_set_before_the_others_are_made_stays() -> None:
-    with Line() as line:
-        batch = sent_batch(line)
-        batch.__sources__ = None
-        assert batch.__restore_key__ == KEY
-        assert batch.__sources__ is None
-        assert batch == Slotted(
-            __key__=["a", "b"], __restore_key__=KEY, image=batch.image,
-            __subflavors__=[{"tags": [1]}, {}],
-        )  # fmt: skip
-
-
-def test_field_that_was_deleted_before_the_others_are_made_stays_away() -> None:
-    with Line() as line:
-        batch = sent_batch(line)
-        del batch.__sources__
-        assert not hasattr(batch, "__sources__")
-        assert batch.__restore_key__ == KEY
-        assert not hasattr(batch, "__sources__")
-        with pytest.raises(AttributeError, match="__sources__"):
-            del batch.__sources__
-
-
-def test_fields_that_are_left_for_later_are_made_by_several_threads_at_once() -> None:
-    with Line() as line:
-        for _ in range(50):
-            batch, found = sent_batch(line), []
-            start = threading.Barrier(4)
-
-            def look(batch: Any = batch, found: Any = found, start: Any = start) -> None:
-                start.wait()
-                found.append((batch.__restore_key__, batch.__sources__))
-
-            threads = [threading.Thread(target=look) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert found == [(KEY, (INFO, OTHER))] * 4
 
 
 class Asking(Batch):
@@ -688,10 +585,10 @@ def test_ranges_come_back_in_the_end_though_the_worker_takes_none_for_long() -> 
         kept.clear()
         line.send(0)
         arena = line.inlet.arena
-        assert len(arena.returned) == 700  # the ring is full
+        assert len(arena.returned) == 1_100  # a message has a hundred
         arena.leave()
         assert not arena.is_left  # nothing is in use
-        for _ in range(3):
+        for _ in range(11):
             line.send(0)
         assert line.used_bytes < 200
         assert not arena.returned
@@ -708,40 +605,47 @@ def test_delivery_of_another_pass_is_dropped_with_its_buffers() -> None:
 
 
 def test_report_that_comes_in_parts_is_one_report_and_the_end_of_the_socket_is_the_end() -> None:
-    with Line() as line:
-        assert line.inlet.take_report() is None
-        text = "It sleeps: é\udce9. " * 2_000
-        writer = threading.Thread(target=report, args=(line.there, 5, text))
-        writer.start()
-        found = None
-        while found is None:
-            found = line.inlet.take_report()
-        writer.join()
-        assert found == (5, text.replace("\udce9", "?"))
-        report(line.there, 6, "a")
-        report(line.there, 7, "b")
-        line.there.sendall(b"half")
-        assert line.inlet.take_report() == (6, "a")
-        assert line.inlet.take_report() == (7, "b")
-        line.there.close()
-        with pytest.raises(Closed):
-            line.inlet.take_report()
-
-
-def test_too_many_open_files_are_an_error_that_names_the_limit() -> None:
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     here, there = socket.socketpair()
+    inlet, outlet = Channel(here), Channel(there)
+    assert inlet.receive() is None
+    text = b"It sleeps. " * 50_000
+    writer = threading.Thread(target=outlet.send, args=(REPORT, 5, text))
+    writer.start()
+    found = None
+    while found is None:
+        found = inlet.receive()
+    writer.join()
+    assert found == Message(REPORT, 5, text)
+    outlet.send(REPORT, 6, b"a")
+    outlet.send(REPORT, 7, b"b")
+    there.sendall(b"half")
+    assert inlet.receive() == (REPORT, 6, b"a")
+    assert inlet.is_ready()
+    assert inlet.receive() == (REPORT, 7, b"b")
+    assert inlet.receive() is None
+    assert not inlet.is_ready()
+    there.close()
+    with pytest.raises(Closed):
+        inlet.receive()
+    with pytest.raises(Closed):
+        inlet.send(REPORT)
+    here.close()
+
+
+@pytest.mark.processes
+def test_too_many_open_files_are_an_error_that_names_the_limit(texts: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    config = WorkerConfig(rank=0, world_size=1, num_workers=1)
+    loader = get_savable_loader(get_train_dataset(texts, batch_size=2, worker_config=config))
     before = num_open_files()
     os.close(free := os.dup(0))
-    for number in range(5):
+    for number in range(5):  # two sockets with two ends each, and the arena
         resource.setrlimit(resource.RLIMIT_NOFILE, (free + number, hard))
         try:
-            with pytest.raises(OSError, match="ulimit -n"):
-                Inlet(here, 2)
+            with pytest.raises(OSError, match="Too many open files") as caught:
+                next(iter(loader))
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert any("ulimit -n" in note for note in caught.value.__dict__["__notes__"])
+        del caught
         assert num_open_files() == before
-    here.close()
-    there.close()

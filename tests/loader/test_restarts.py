@@ -27,7 +27,7 @@ from energon_lite import (
     get_train_dataset,
     stateless,
 )
-from energon_lite.loader import worker_pool
+from energon_lite.loader.workers import process_executor, worker_pool
 
 from ..conftest import examples
 from ..helpers import Ranks, assert_same, opened, through_json, train, validation
@@ -241,7 +241,7 @@ def take_lock() -> None:
 def test_worker_that_was_forked_while_a_thread_had_a_lock_is_found(
     texts, caplog, monkeypatch, is_released
 ) -> None:
-    monkeypatch.setattr(worker_pool, "_LOCKED_SEC", 0.5)
+    monkeypatch.setattr(process_executor, "_LOCKED_SEC", 0.5)
     config = WorkerConfig(rank=0, world_size=1, num_workers=1, start_method="fork")
     dataset = get_train_dataset(
         texts, batch_size=2, worker_config=config, task_encoder=Waiting(take_lock), **ORDER
@@ -291,7 +291,7 @@ SEMAPHORE = multiprocessing.get_context("fork").Semaphore(0)
 def test_hook_that_waits_for_something_is_not_taken_for_locked(
     texts, caplog, monkeypatch, wait
 ) -> None:
-    monkeypatch.setattr(worker_pool, "_LOCKED_SEC", 0.1)
+    monkeypatch.setattr(process_executor, "_LOCKED_SEC", 0.1)
     config = WorkerConfig(rank=0, world_size=1, num_workers=1, start_method="fork")
     dataset = get_train_dataset(
         texts, batch_size=2, worker_config=config, task_encoder=Waiting(wait), **ORDER

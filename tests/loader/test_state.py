@@ -394,12 +394,9 @@ def test_any_change_of_a_saved_state_is_refused(texts, states) -> None:
 
 @pytest.mark.parametrize("name", ["base", "count"])
 @pytest.mark.parametrize("value", [10**30, -1, True])
-def test_counts_that_do_not_go_with_the_streams_are_refused(texts, states, name, value) -> None:
+def test_counts_that_cannot_be_are_refused(texts, states, name, value) -> None:
     changed = [signed({**state, name: value}) for state in states]
     assert refused(train(texts, "skipping"), changed, world_size=1)
-    ahead = copy.deepcopy(states[0]) | {"base": 0, "count": 1}
-    ahead["streams"]["0"]["items"] = 10**9
-    assert "contradict each other" in refused(train(texts, "skipping"), [signed(ahead), states[1]])
 
 
 def test_state_is_the_same_after_json_and_torch_save(texts, tmp_path) -> None:

@@ -489,7 +489,7 @@ def test_text_is_a_table_for_people(stats) -> None:
 
 
 @given(st.lists(st.integers(-4, 30), min_size=1, max_size=60), st.integers(1, 9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_counter_that_returns_to_a_mark_counts_as_if_nothing_came_since(steps, most_rows) -> None:
     """A step below 0 returns to a mark; another one draws samples of one of three sources."""
     with pytest.MonkeyPatch.context() as patch:

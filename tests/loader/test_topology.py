@@ -136,7 +136,7 @@ def test_ranks_that_share_streams_log_what_it_costs(texts, caplog) -> None:
     run = Ranks(train(texts[40]), 3, num_streams=8)
     run.next(0)
     assert [record.getMessage() for record in caplog.records] == [
-        "3 ranks share 8 streams, so each batch is computed by 3 ranks. World sizes [2, 4] would "
+        "3 ranks share 8 streams, so each batch is computed by 3 ranks. 1, 2, 4 or 8 ranks would "
         "cost nothing extra; better, make num_streams a multiple of every world size that you may "
         "use."
     ]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from energon_lite.loader.watchdog import Watchdog
+from energon_lite.loader.workers.watchdog import Watchdog
 
 from ..helpers import Ranks, text_set, train
 

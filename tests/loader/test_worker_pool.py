@@ -33,8 +33,8 @@ from energon_lite import (
     get_train_dataset,
     stateless,
 )
-from energon_lite.loader import deferred_signals, worker_pool
-from energon_lite.loader.arena import Arena
+from energon_lite.loader.workers import deferred_signals, worker_pool
+from energon_lite.loader.workers.arena import Arena
 
 from ..helpers import Ranks, assert_same, is_true_in_fork, through_json, train
 

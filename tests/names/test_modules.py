@@ -17,6 +17,8 @@ import pytest
 import torch
 
 import energon_lite
+from energon_lite.extras.prepare.prepare_media import add_media_metadata
+from energon_lite.extras.prepare.run import prepare_like_energon
 from energon_lite.names.energon_modules import (
     ENERGON_MODULES,
     REAL_MODULES,
@@ -25,8 +27,6 @@ from energon_lite.names.energon_modules import (
     public_homes,
 )
 from energon_lite.names.later import REASONS, Later
-from energon_lite.prepare.media import add_media_metadata
-from energon_lite.prepare.run import prepare_like_energon
 from energon_lite.sources.webdataset import BaseWebdatasetFactory, WebdatasetPreparator
 
 from ..helpers import text_set
@@ -75,10 +75,10 @@ def test_names_of_a_run_import_nothing_that_only_packing_or_preparing_or_joining
     code = """
         import sys
         from energon_lite import DefaultTaskEncoder, get_loader, get_train_dataset
-        late = ["numba", "energon_lite.prepare.run", "energon_lite.batching.fit",
-                "energon_lite.sources.joined", "energon_lite.stages.packing_stage",
-                "energon_lite.metadataset.energon_api", "energon_lite.decoding.av_decoder",
-                "energon_lite.decoding.media_metadata", "concurrent.futures.process"]
+        late = ["numba", "energon_lite.extras.prepare.run", "energon_lite.batching.fit",
+                "energon_lite.extras.joins.joined", "energon_lite.stages.packing_stage",
+                "energon_lite.extras.energon.energon_api", "energon_lite.extras.media.av_decoder",
+                "energon_lite.extras.media.media_metadata", "concurrent.futures.process"]
         print([name for name in late if name in sys.modules])
     """
     code = textwrap.dedent(code)

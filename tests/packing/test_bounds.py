@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from energon_lite.batching.best import lower_bound
+from energon_lite.extras.samplers.best import lower_bound
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_lite.batching.best import lower_bound, pack_best
 from energon_lite.batching.fit import first_fit, first_fit_decreasing, sequential
+from energon_lite.extras.samplers.best import lower_bound, pack_best
 
 PACKERS = [first_fit_decreasing, first_fit, sequential, pack_best]
 

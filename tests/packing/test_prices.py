@@ -12,11 +12,11 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from energon_lite.batching.best import lower_bound
 from energon_lite.batching.collector import Samples
 from energon_lite.batching.rules import Packing
 from energon_lite.batching.stream import StreamingPacker, pack_stream
 from energon_lite.batching.stream_packs import StreamPacks
+from energon_lite.extras.samplers.best import lower_bound
 
 from ..conftest import examples
 from .test_streaming import as_rows, fill, text_lengths, through_json

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from energon_lite.cli import app
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.inspect.lint import lint_dataset
-from energon_lite.prepare import PrepareReport, prepare_dataset
+from energon_lite.extras.cli import app
+from energon_lite.extras.inspect.lint import lint_dataset
+from energon_lite.extras.prepare import PrepareReport, prepare_dataset
 
 from ..conftest import jpeg, write_tar
 

@@ -22,13 +22,13 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.prepare import indexing, pool, prepare_dataset
-from energon_lite.prepare.choose_shards import Shard
-from energon_lite.prepare.indexing import rename_samples
-from energon_lite.prepare.pool import ordered_results
-from energon_lite.storage.nvmeta import SplitFile, is_prepared, read_index, read_info
-from energon_lite.storage.sqlite import sample_indices
-from energon_lite.storage.tar import sample_headers, split_name
+from energon_lite.extras.prepare import indexing, pool, prepare_dataset
+from energon_lite.extras.prepare.choose_shards import Shard
+from energon_lite.extras.prepare.indexing import rename_samples
+from energon_lite.extras.prepare.pool import ordered_results
+from energon_lite.formats.nvmeta import SplitFile, is_prepared, read_index, read_info
+from energon_lite.formats.sqlite import sample_indices
+from energon_lite.formats.tar import sample_headers, split_name
 from energon_lite.storage.yaml import load_yaml
 
 from ..conftest import REPO, examples, write_tar
@@ -241,7 +241,7 @@ def test_progress_is_reported_after_each_shard(root):
 )
 def test_wrong_options_are_refused_before_a_tar_is_read(root, options, message, monkeypatch):
     monkeypatch.setattr(
-        "energon_lite.prepare.indexing.scan_shard", lambda path: pytest.fail("read")
+        "energon_lite.extras.prepare.indexing.scan_shard", lambda path: pytest.fail("read")
     )
     with pytest.raises(ValueError, match=message):
         prepare_dataset(root, **{**ALL_TRAIN, **options})
@@ -425,7 +425,7 @@ def test_only_the_indexes_are_made_again_and_counts_corrected(root):
 KILLED = """
 import sys, time
 from multiprocessing import active_children
-from energon_lite.prepare import indexing, pool, prepare_dataset
+from energon_lite.extras.prepare import indexing, pool, prepare_dataset
 
 def report(progress):
     print(progress.shards, *[child.pid for child in active_children()], flush=True)
@@ -488,6 +488,26 @@ def test_a_shard_that_changed_since_the_killed_run_is_read_again(root):
     assert report.resumed_shards == 2
     assert report.samples == 16
     assert not (root / ".nv-meta/prepare.partial").exists()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "json"])
+@pytest.mark.parametrize("damage", [(b"8", b"9"), (b"\n", b""), (b"a", b"\xff")])
+def test_damaged_rows_of_a_killed_run_are_written_again(root, kind, damage):
+    whole = prepare_dataset(root, **ALL_TRAIN)
+    expected = files(root)
+    tar = (root / "parts/data-02.tar").read_bytes()
+    break_tar(root, data=lambda data: data[:700])
+    with pytest.raises(DatasetFormatError):
+        prepare_dataset(root, **ALL_TRAIN, force_overwrite=True)
+    (root / "parts/data-02.tar").write_bytes(tar)
+    rows = sorted((root / ".nv-meta/prepare.partial").glob(f"*.{kind}"))
+    assert len(rows) == whole.shards - 1
+    for path in rows[1:]:
+        path.write_bytes(path.read_bytes().replace(*damage))
+    report = prepare_dataset(root, **ALL_TRAIN, force_overwrite=True)
+    assert report.resumed_shards == 1
+    assert report.samples == whole.samples
+    assert files(root) == expected
 
 
 def end_at_two(number: int) -> int:

@@ -10,7 +10,7 @@ import webdataset
 
 import energon_lite
 from energon_lite import BaseWebdatasetFactory, prepare_dataset
-from energon_lite.storage.nvmeta import SplitFile, is_prepared, read_info
+from energon_lite.formats.nvmeta import SplitFile, is_prepared, read_info
 
 from ..conftest import write_tar
 

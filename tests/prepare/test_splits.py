@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from energon_lite.prepare.choose_shards import (
+from energon_lite.extras.prepare.choose_shards import (
     parse_ratio,
     patterns_of,
     split_by_patterns,

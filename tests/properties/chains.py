@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from energon_lite import SavableDataset
+from energon_lite import SavableDataset, WorkerConfig
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.stream_context import CostRow, SkipRecord
 from energon_lite.core.topology import Stream
-from energon_lite.loader import worker_pool
-from energon_lite.loader.rank_feed import Delivery, RankFeed
 from energon_lite.loader.stats import Counter, FailureLimit, SourceStats, lost_samples
-from energon_lite.loader.worker_main import Pass, WorkerSettings
+from energon_lite.loader.workers import executor
+from energon_lite.loader.workers.executor import Executor, Pass, WorkerSettings
+from energon_lite.loader.workers.rank_feed import Delivery
 
 from ..helpers import MakeDataset, Ranks, assert_same
 
@@ -287,27 +287,21 @@ class Chain:
 # ----------------------------------------------------------------------- workers in this process
 
 
-class WorkerHere:
+class WorkerHere(Executor):
     """In place of a worker process: has a copy of the dataset, and its deliveries are pickled."""
 
-    def __init__(self, _: Any, settings: WorkerSettings, job: Pass) -> None:
-        self._dataset = pickle.loads(pickle.dumps(settings.info.dataset))
-        self._max_skip_rate = settings.run.max_skip_rate
-        self.begin(job)
+    def __init__(self, settings: WorkerSettings, config: WorkerConfig) -> None:
+        super().__init__(pickle.loads(pickle.dumps(settings)), config)
 
-    def begin(self, job: Pass) -> None:
-        self._turns = RankFeed(self._dataset, job.start, self._max_skip_rate, job.others)
+    def start(self, job: Pass) -> None:
+        self._feed = self.settings.feed(job)
 
-    def receive(self, *_: Any) -> Any:
-        return pickle.loads(pickle.dumps(next(self._turns)))
+    def receive(self, _: Any) -> Any:
+        return pickle.loads(pickle.dumps(next(self._feed)))
 
 
 @contextmanager
 def workers_here() -> Iterator[None]:
     """Computes what worker processes would in this process, for a `with` block."""
-    with (
-        mock.patch.object(worker_pool, "Worker", WorkerHere),
-        mock.patch.object(worker_pool, "end_workers"),
-        mock.patch.object(worker_pool, "_end_dropped"),
-    ):
+    with mock.patch.dict(executor._EXECUTORS, process=WorkerHere):
         yield

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from energon_lite.balance import (
     CostModel,
     QuantileSync,
-    balance_epoch,
     efficiency,
     fit_cost_model,
     global_window,
@@ -234,33 +233,3 @@ def test_shares_are_between_0_and_1_and_have_no_unit(rows: list[list[int]], unit
         assert share(costs * unit) == pytest.approx(share(costs), abs=1e-9)
         assert share(np.repeat(costs[:, :1], 3, axis=1)) == pytest.approx(0, abs=1e-9)
     assert 0 <= efficiency(costs, capacity=1e6) <= 1
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 120)), max_size=40),
-    st.integers(1, 5),
-    st.integers(1, 5),
-    st.sampled_from(REMAINDERS),
-    st.integers(0, 3),
-)
-def test_every_sample_of_an_epoch_is_in_one_pack_or_named_as_oversize(
-    samples: list[tuple[int, int]], num_ranks: int, window_steps: int, remainder: Any, seed: int
-) -> None:
-    vit_num, token_num = np.array(samples, np.int64).reshape(-1, 2).T
-    settings: Any = {
-        "max_tiles": 7, "max_tokens": 100, "num_ranks": num_ranks, "window_steps": window_steps,
-        "seed": seed, "oversize": "drop", "remainder": remainder,
-    }  # fmt: skip
-    balanced = balance_epoch(vit_num, token_num, **settings)
-    assert sorted([*balanced.packs.indices, *balanced.oversize]) == list(range(len(samples)))
-    is_over = (vit_num > 7) | (token_num > 100)
-    assert balanced.oversize.tolist() == np.flatnonzero(is_over).tolist()
-    assert (balanced.tiles <= 7).all()
-    assert (balanced.tokens <= 100).all()
-    assert balanced.packs.sizes(vit_num).tolist() == balanced.tiles.tolist()
-    plan = balanced.plan
-    assert sorted([*plan.steps[plan.steps >= 0], *plan.omitted]) == sorted(
-        [*range(len(balanced.packs)), *plan.repeated]
-    )
-    again = balance_epoch(vit_num, token_num, **settings)
-    assert (again.packs, again.plan) == (balanced.packs, plan)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from energon_lite.batching.best import lower_bound, pack_best
 from energon_lite.batching.fit import first_fit, first_fit_decreasing, sequential
 from energon_lite.batching.lists import Lists
+from energon_lite.extras.samplers.best import lower_bound, pack_best
 
 from ..conftest import examples
 

@@ -23,8 +23,8 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.balance import CostModel
+from energon_lite.formats.length_files import write_lengths
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.storage.length_files import write_lengths
 
 from ..conftest import examples
 from ..helpers import Ranks, assert_same, metadataset, number_of, text_set

@@ -48,12 +48,12 @@ from energon_lite.core.dataset import StreamRun
 from energon_lite.core.errors import EmptyDatasetError
 from energon_lite.core.stream_context import StreamContext
 from energon_lite.core.topology import Stream
+from energon_lite.extras.stores.file_stores import WebdatasetFileStore
 from energon_lite.order.schedules import Schedule
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.stages.blend import TokenBlendDataset
 from energon_lite.stages.map import as_user_function
 from energon_lite.stages.token_lengths import MeasureDataset
-from energon_lite.stores.file_stores import WebdatasetFileStore
 
 from ..conftest import write_tar
 from ..helpers import ignore, prepared, text_of, text_set

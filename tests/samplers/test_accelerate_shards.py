@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SubsetRandomSampler
 
-from energon_lite.batching.buckets import cut_lists
 from energon_lite.batching.lists import Lists
-from energon_lite.samplers import (
+from energon_lite.extras.samplers import (
     MultipackBatchSampler,
     SplitModalityBatchSampler,
     TokenBudgetBatchSampler,
 )
+from energon_lite.extras.samplers.epoch_batches import cut_lists
 
 from .shared import Squares, distributed, steps_of, text_lengths
 

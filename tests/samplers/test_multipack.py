@@ -8,8 +8,8 @@ import pytest
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
 from energon_lite.balance import CostModel, imbalance
-from energon_lite.batching.best import lower_bound
-from energon_lite.samplers import MultipackBatchSampler
+from energon_lite.extras.samplers import MultipackBatchSampler
+from energon_lite.extras.samplers.best import lower_bound
 
 from .shared import distributed, steps_of, text_lengths
 

@@ -479,7 +479,7 @@ def test_wrong_arguments_are_refused_at_once(
 
 def test_imports_leave_numba_alone() -> None:
     code = (
-        "import sys, energon_lite.samplers as s; s.MultipackBatchSampler([1], 5); "
+        "import sys, energon_lite.extras.samplers as s; s.MultipackBatchSampler([1], 5); "
         "s.SplitModalityBatchSampler([(1, 2)], 1, rank=0, num_replicas=1).padding(); "
         "s.TokenBudgetBatchSampler([2], max_tokens=2, rank=0, world_size=1).padding(); "
         "sys.exit('numba' in sys.modules)"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from energon_lite.batching.modality_steps import _windows_of_steps
 from energon_lite.core.errors import StateError
-from energon_lite.samplers import SplitModalityBatchSampler
+from energon_lite.extras.samplers import SplitModalityBatchSampler
 
 from .shared import Steps, steps_of
 

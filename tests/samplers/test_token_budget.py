@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_lite.batching.buckets import cut_epoch
-from energon_lite.samplers import TokenBudgetBatchSampler
+from energon_lite.extras.samplers import TokenBudgetBatchSampler
+from energon_lite.extras.samplers.epoch_batches import cut_epoch
 
 from .shared import Steps, steps_of, text_lengths
 

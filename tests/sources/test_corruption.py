@@ -24,7 +24,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.core.errors import describe
-from energon_lite.storage.nvmeta import index_path
+from energon_lite.formats.nvmeta import index_path
 
 from ..conftest import jpeg, write_tar
 from ..helpers import Ranks, assert_same, prepared, text_set, through_json, train, validation

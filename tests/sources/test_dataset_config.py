@@ -18,9 +18,9 @@ from energon_lite import (
     load_dataset,
     prepare_dataset,
 )
-from energon_lite.inspect.info import dataset_info
-from energon_lite.inspect.lint import lint_dataset
-from energon_lite.length_index import measure_lengths
+from energon_lite.extras.inspect.info import dataset_info
+from energon_lite.extras.inspect.lint import lint_dataset
+from energon_lite.extras.lengths.length_index import measure_lengths
 from energon_lite.sources import dataset_config
 
 from ..helpers import text_set
@@ -36,7 +36,7 @@ MISTAKES = {
     MAP + "part_filter: [txt]\n": "part_filter goes with",
     TYPE + "field_map: {}\n": "text",
     "__module__: energon_lite\n__class__: TextSampl\n": "no class 'TextSampl'",
-    "__module__: torch\n__class__: Tensor\n": "is not a dataset class",
+    "__module__: torch\n__class__: Tensor\n": "is no subclass of BaseWebdatasetFactory",
     "sample_type: {__module__: torch, __class__: Tensor}\n": "no subclass of Sample",
     "__module__: 3\n__class__: 4\n": "must be text",
     "__class__: CrudeWebdataset\nfield_map: {a: b}\n": "has no sample_loader or field_map",

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
+from energon_lite.formats import many_readers
 from energon_lite.sources import draws_ahead
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.draws_ahead import DrawsAhead, _Order
 from energon_lite.stages.batching import BatchLists
 from energon_lite.stages.blend import BlendDataset
-from energon_lite.storage import many_readers
-from energon_lite.storage.large_files import CACHED_ONLY
+from energon_lite.storage.local import CACHED_ONLY, LocalFile
 
 from ..conftest import write_tar
 from ..helpers import caption_set, prepared, text_set, through_json
@@ -107,19 +107,23 @@ def test_pictures_and_texts_in_one_blend(tmp_path) -> None:
 
 @pytest.mark.parametrize("storage", ["cached", "slow", "broken"])
 def test_draws_are_read_together_unless_reading_fails(tmp_path, monkeypatch, storage) -> None:
-    is_filled = many_readers._is_filled
-    asked: list[tuple[int, int, int]] = []
-    monkeypatch.setattr(many_readers, "will_need", lambda *place: asked.append(place))
-
-    def fill(descriptor: int, target: memoryview, start: int, flags: int) -> bool:
-        # Whatever is in the page cache, and whether this file system knows.
-        is_read = storage == "cached" or (storage == "slow" and not flags)
-        return is_read and is_filled(descriptor, target, start, 0)
-
-    monkeypatch.setattr(many_readers, "_is_filled", fill)
     blend = BlendDataset(*((source_of(text_set(tmp_path / n, 40)), 1.0) for n in "abcdefgh"))
     expected = alone(blend, 30, 16)
-    assert not asked
+    read_into, read_runs = LocalFile.read_into, many_readers.read_runs
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(LocalFile, "advise", lambda *place: asked.append(place))
+
+    def at_hand(file: LocalFile, target: memoryview, start: int) -> bool:
+        # Whatever is in the page cache, and whether this file system knows.
+        return storage == "cached" and read_into(file, target, start) == len(target)
+
+    def nothing(runs: Any, file_of: Any) -> Any:
+        errors = {run: OSError() for run in range(len(runs.owners))}
+        return read_runs(runs, file_of)._replace(errors=errors)
+
+    monkeypatch.setattr(LocalFile, "read_at_hand", at_hand)
+    if storage == "broken":
+        monkeypatch.setattr(many_readers, "read_runs", nothing)
     run = run_of(blend, 16)
     assert lists_of(run, 30) == expected[:-1]
     cursor: Any = run._cursor
@@ -132,28 +136,26 @@ def test_draws_are_read_together_unless_reading_fails(tmp_path, monkeypatch, sto
 def test_slow_storage_is_asked_for_samples_before_they_are_read(
     tmp_path, monkeypatch, shares
 ) -> None:
-    is_filled = many_readers._is_filled
+    at_hand = LocalFile.read_at_hand
     asked: set[tuple[int, int]] = set()  # blocks of 512 bytes
     reads: list[bool] = []  # whether what was read had been asked for
 
-    def blocks(descriptor: int, start: int, stop: int) -> set[tuple[int, int]]:
-        return {(descriptor, at) for at in range(start // 512, -(-stop // 512))}
+    def blocks(file: LocalFile, start: int, stop: int) -> set[tuple[int, int]]:
+        return {(file.descriptor, at) for at in range(start // 512, -(-stop // 512))}
 
-    def fill(descriptor: int, target: memoryview, start: int, flags: int) -> bool:
-        if flags:
-            reads.append(blocks(descriptor, start, start + len(target)) <= asked)
-            if not reads[-1]:
-                return False
-        return is_filled(descriptor, target, start, flags)
+    def fill(file: LocalFile, target: memoryview, start: int) -> bool:
+        reads.append(blocks(file, start, start + len(target)) <= asked)
+        return reads[-1] and at_hand(file, target, start)
 
-    monkeypatch.setattr(many_readers, "will_need", lambda *place: asked.update(blocks(*place)))
-    monkeypatch.setattr(many_readers, "_is_filled", fill)
+    monkeypatch.setattr(LocalFile, "advise", lambda *place: asked.update(blocks(*place)))
+    monkeypatch.setattr(LocalFile, "read_at_hand", fill)
     monkeypatch.setattr(draws_ahead, "_MOST_OF_ONE", 64)
     monkeypatch.setattr(draws_ahead, "MOST_SAMPLES", 300)
     sources = [source_of(text_set(tmp_path / str(i), 5000)) for i in range(len(shares))]
     blend = BlendDataset(*zip(sources, shares, strict=True))
     expected = alone(blend, 40, 16)
     asked.clear()
+    reads.clear()
     assert lists_of(run_of(blend, 16), 40) == expected[:-1]
     assert len(reads) > 100
     assert sum(reads[reads.index(True) :]) > 0.8 * len(reads[reads.index(True) :])

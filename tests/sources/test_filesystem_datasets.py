@@ -19,7 +19,7 @@ from energon_lite import (
     get_train_dataset,
     stateless,
 )
-from energon_lite.cli import app
+from energon_lite.extras.cli import app
 
 from ..conftest import jpeg
 from ..helpers import metadataset

@@ -31,7 +31,7 @@ from energon_lite import (
 from energon_lite.balance import CostModel
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.topology import Stream
-from energon_lite.length_index import measure_lengths
+from energon_lite.extras.lengths.length_index import measure_lengths
 
 from ..helpers import ignore, metadataset, number_of, text_set
 

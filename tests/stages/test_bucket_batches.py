@@ -30,7 +30,7 @@ from energon_lite.core.dataset import StreamRun
 from energon_lite.core.keys import leaves
 from energon_lite.core.topology import Stream
 from energon_lite.stages.collect import CollectDataset
-from energon_lite.stages.token_lengths import MeasureCursor, MeasuredLists
+from energon_lite.stages.token_lengths import MeasuredLists
 
 from ..helpers import Ranks, ignore, metadataset, number_of, text_set
 
@@ -373,12 +373,7 @@ def test_reading_many_samples_at_once_equals_reading_one_by_one(
     group_by = "source" if is_by_source else None
     settings = {"overlong": "drop", "group_by": group_by, "max_tokens": 32}
 
-    def one_by_one(cursor: Any, n: int) -> Any:
-        rows = [(sample, cursor.key, cursor.length) for sample in islice(cursor, n)]
-        return tuple(map(list, zip(*rows, strict=True))) or ([], [], [])
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MeasureCursor, "take_with_lengths", one_by_one)
         patch.setattr(MeasuredLists, "read", CollectDataset.read)
         expected = trace(root, Kinds(lengths, **settings))
     assert trace(root, Kinds(lengths, **settings)) == expected

@@ -125,7 +125,7 @@ def test_planned_packs_of_an_order_are_the_streamed_ones(root, algorithm) -> Non
 
 
 @each_case
-@pytest.mark.parametrize("num_streams", [1, 4])
+@pytest.mark.parametrize("num_streams", [pytest.param(1, marks=pytest.mark.soak), 4])
 def test_resumed_run_is_the_unbroken_one_bit_by_bit(root, case: Case, num_streams) -> None:
     def make(config: WorkerConfig) -> SavableDataset[Any]:
         return case.dataset(root, case.made(noisy=True), config)
@@ -162,9 +162,17 @@ def test_finite_pass_resumed_anywhere_yields_the_rest(root, case: Case) -> None:
         assert not rest or not assert_same(rest, expected[place:])
 
 
-@each_case
 @pytest.mark.processes
-@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("case", "start_method"),
+    [
+        # Processes know no kind of list; `make soak` has all.
+        pytest.param(case, method, marks=() if method == "fork" and not i % 4 else pytest.mark.soak)
+        for method in ("fork", "spawn")
+        for i, case in enumerate(CASES)
+    ],
+    ids=str,
+)
 def test_worker_processes_yield_the_same_lists(root, case: Case, start_method) -> None:
     def make(config: WorkerConfig) -> SavableDataset[Any]:
         return case.dataset(root, case.made(noisy=True), config)

@@ -23,7 +23,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.core.errors import FatalSampleError
-from energon_lite.length_index import measure_lengths
+from energon_lite.extras.lengths.length_index import measure_lengths
 from energon_lite.loader.ends import mark_valid
 from energon_lite.loss import WeightedLabels
 from energon_lite.stages.model_inputs import ModelInputs, model_inputs

@@ -23,7 +23,7 @@ from energon_lite import (
 from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.topology import Stream
-from energon_lite.length_index import measure_lengths
+from energon_lite.extras.lengths.length_index import measure_lengths
 
 from ..helpers import metadataset, number_of, text_set
 

@@ -32,7 +32,7 @@ from energon_lite.core.errors import StateError
 from energon_lite.core.state import Snapshot
 from energon_lite.core.stream_context import StreamContext, context_of
 from energon_lite.core.topology import Stream
-from energon_lite.length_index import measure_lengths
+from energon_lite.extras.lengths.length_index import measure_lengths
 from energon_lite.sources.planned_source import _PlannedCursor
 from energon_lite.stages.map import MapCursor
 
@@ -223,7 +223,7 @@ def test_skipping_reads_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> 
         cursor, ahead = dataset.cursor(stream), dataset.cursor(stream)
         expected = [next(cursor) and cursor.key for _ in range(30)]
         with monkeypatch.context() as patch:
-            patch.setattr("energon_lite.storage.shards.ShardReader.read", None)
+            patch.setattr("energon_lite.formats.shards.ShardReader.read", None)
             ahead.skip(29)
         next(ahead)
     assert ahead.key[2:] == expected[-1][2:]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.storage.files import new_file, open_regular, read_file, write_atomically
+from energon_lite.storage.files import new_file, open_bytes, read_file, write_atomically
 
 
 def test_a_named_pipe_a_folder_and_a_device_are_refused_at_once(tmp_path: Path) -> None:
@@ -14,7 +14,7 @@ def test_a_named_pipe_a_folder_and_a_device_are_refused_at_once(tmp_path: Path) 
     (tmp_path / "link").symlink_to("/dev/zero")
     for path, kind in ((tmp_path / "pipe", "a named pipe"), (tmp_path, "a folder")):
         with pytest.raises(DatasetFormatError, match=f"{path} is {kind}, not a regular file"):
-            open_regular(path)
+            open_bytes(path)
     with pytest.raises(DatasetFormatError, match="link is a device"):
         read_file(tmp_path / "link")
 
@@ -30,7 +30,8 @@ def test_writing_replaces_a_link_and_leaves_its_target_alone(tmp_path: Path) -> 
     (tmp_path / "target").write_text("kept")
     for name in ("x", "x.tmp"):
         (tmp_path / name).symlink_to(tmp_path / "target")
-    write_atomically(tmp_path / "x", b"new", mode=0o640)
+    (tmp_path / "like").touch(0o440)
+    write_atomically(tmp_path / "x", b"new", like=tmp_path / "like")
     assert (tmp_path / "x").read_bytes() == b"new"
     assert not (tmp_path / "x").is_symlink()
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640

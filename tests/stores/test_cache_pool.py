@@ -25,7 +25,6 @@ from energon_lite import (
     CachePool,
     DecodeFileStore,
     DirectLazy,
-    FileCacheLazy,
     FileStore,
     FileStoreCachePool,
     FileStoreDecoder,
@@ -249,6 +248,7 @@ def test_a_value_in_a_cycle_frees_its_copy(make_pool: MakePool, parent: Path) ->
     del holder
     # The thread that wrote the file may have the value for a moment.
     eventually(lambda: gc.collect() >= 0 and files_of(parent) == [])
+    assert (pool.current_cache_count, pool.current_cache_size) == (0, 0)
 
 
 def test_what_is_being_copied_is_waited_for_and_not_read_twice(make_pool: MakePool) -> None:
@@ -461,18 +461,6 @@ def test_a_fork_has_its_own_folder_and_reads_what_it_inherited_directly(
     before = store.reads.copy()
     assert [value.get() for value in values] == [b"a", b"b", b"c"]
     assert store.reads == before
-
-
-def test_a_fork_waits_for_files_that_are_being_copied(make_pool: MakePool) -> None:
-    """A store may hold a lock while it reads, which nobody would free in the fork."""
-    pool, store = make_pool(), CountingStore()
-    store.gate.clear()
-    value = pool.get_lazy(store, "a")
-    assert store.has_begun.wait(20)
-    threading.Timer(0.1, store.gate.set).start()
-    assert is_true_in_fork(store.gate.is_set)
-    assert value.get() == b"a"
-    assert type(value) is FileCacheLazy
 
 
 def test_a_close_while_files_are_written_leaves_no_folder(parent: Path) -> None:

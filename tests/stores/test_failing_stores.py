@@ -35,9 +35,9 @@ from energon_lite import (
     get_train_dataset,
     stateless,
 )
-from energon_lite.prepare import prepare_dataset
-from energon_lite.storage.sqlite import IndexDatabase
-from energon_lite.stores.file_stores import JsonlFileStore, WebdatasetFileStore
+from energon_lite.extras.prepare import prepare_dataset
+from energon_lite.extras.stores.file_stores import JsonlFileStore, WebdatasetFileStore
+from energon_lite.formats.sqlite import IndexDatabase
 
 from ..conftest import write_tar
 from ..helpers import metadataset
@@ -77,7 +77,7 @@ class Faults:
         patch.setattr(os, "open", opened)
         patch.setattr(os, "pread", read)
         patch.setattr(os, "scandir", listed)
-        patch.setattr("energon_lite.storage.files.sleep", self._wait)
+        patch.setattr("energon_lite.storage.patience.sleep", self._wait)
 
     def _wait(self, seconds: float) -> None:
         self.waited_sec += seconds
@@ -391,7 +391,9 @@ def test_a_tar_that_was_replaced_is_noticed_by_its_first_or_last_sample(
     root: Path, names: list[str]
 ) -> None:
     write_tar(root / "tars/0.tar", [(name, b"other") for name in names])
-    with pytest.raises(DatasetFormatError, match=r"0\.tar: sample .* was replaced after preparing"):
+    with pytest.raises(
+        DatasetFormatError, match=r"0\.tar: sample .* was replaced after\s+preparing"
+    ):
         store_of(root, "tars")["d/0.txt"]
     assert store_of(root, "tars").get("d/2.txt") == b"text 2"
 

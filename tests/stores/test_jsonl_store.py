@@ -23,8 +23,8 @@ from energon_lite import (
 )
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.samples import SourceInfo
+from energon_lite.extras.stores.file_stores import JsonlFileStore
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.stores.file_stores import JsonlFileStore
 
 from ..helpers import is_true_in_fork, metadataset
 

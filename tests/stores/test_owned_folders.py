@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from energon_lite.stores import owned_folders
-from energon_lite.stores.owned_folders import OwnedFolder, remove_dead_folders
+from energon_lite.extras.stores import owned_folders
+from energon_lite.extras.stores.owned_folders import OwnedFolder, remove_dead_folders
 
 PREFIX = "cache_"
 OWNER = """
 import sys, time
 from pathlib import Path
-from energon_lite.stores.owned_folders import OwnedFolder
+from energon_lite.extras.stores.owned_folders import OwnedFolder
 folder = OwnedFolder(Path(sys.argv[1]), "cache_")
 (folder.path / "1").write_bytes(b"content")
 (folder.path / "inner").mkdir()

@@ -31,10 +31,10 @@ from energon_lite import (
     stateless,
     traverse_metadataset,
 )
-from energon_lite.length_index import measure_lengths
-from energon_lite.metadataset.energon_api import AuxDatasetReference, AuxFilesystemReference
-from energon_lite.prepare import prepare_dataset
-from energon_lite.stores.file_stores import WebdatasetFileStore
+from energon_lite.extras.energon.energon_api import AuxDatasetReference, AuxFilesystemReference
+from energon_lite.extras.lengths.length_index import measure_lengths
+from energon_lite.extras.prepare import prepare_dataset
+from energon_lite.extras.stores.file_stores import WebdatasetFileStore
 from energon_lite.testing import check_dataset
 
 from ..conftest import jpeg, write_tar

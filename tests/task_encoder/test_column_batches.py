@@ -39,7 +39,7 @@ from energon_lite.core.sample_columns import (
     samples_of,
 )
 from energon_lite.core.stacking import layout_of
-from energon_lite.loader.watchdog import describe_thread
+from energon_lite.loader.workers.watchdog import describe_thread
 from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.stages.map import MapCursor
 from energon_lite.task_encoder.base import AugmentTaskEncoder
@@ -193,7 +193,7 @@ def written(folder: Path, name: str, samples: list[Any]) -> Path:
     is_training=st.booleans(),
     drop_last=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_batches_of_columns_are_those_of_samples(
     sets, encoder, size, num_streams, is_training, drop_last
 ) -> None:

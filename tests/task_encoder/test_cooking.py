@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from energon_lite.core.cache_pool import CachePool
 from energon_lite.core.samples import CrudeSample, SourceInfo, TextSample
-from energon_lite.stores.cache_pool import CachePool
 from energon_lite.task_encoder.cooking import (
     Cooker,
     basic_sample_keys,

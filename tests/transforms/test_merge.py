@@ -10,15 +10,15 @@ import torch
 from PIL import Image
 
 from energon_lite import DefaultTaskEncoder, WorkerConfig, get_train_dataset, stateless
-from energon_lite.testing import check_dataset
-from energon_lite.transforms import (
+from energon_lite.extras.transforms import (
     CustomTransform,
     MergeTransform,
     RandomRotationMapper,
     ResizeMapper,
     TransformMapper,
 )
-from energon_lite.transforms.warp import warp
+from energon_lite.extras.transforms.warp import warp
+from energon_lite.testing import check_dataset
 
 from ..helpers import caption_set
 

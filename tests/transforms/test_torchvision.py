@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from energon_lite.transforms import MergeTransform
+from energon_lite.extras.transforms import MergeTransform
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -21,8 +21,8 @@ SAMPLE_TYPES = {
 
 
 def prepare(sources: list[Any], folder: Path) -> None:
-    from energon_lite.length_index import measure_lengths
-    from energon_lite.prepare import prepare_dataset
+    from energon_lite.extras.lengths.length_index import measure_lengths
+    from energon_lite.extras.prepare import prepare_dataset
 
     for number, samples in enumerate(sources):
         # Workers of webdataset need a shard each.

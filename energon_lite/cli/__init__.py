@@ -1,8 +1,0 @@
-"""The command `energon-lite`: reads arguments, calls what does the work, prints."""
-
-from energon_lite.cli.commands import app
-
-
-def main() -> None:
-    """Runs the command line; the entry point of the script `energon-lite`."""
-    app()

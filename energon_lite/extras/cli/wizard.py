@@ -1,0 +1,273 @@
+"""The questions of `prepare`, in Energon's order and with its numbers.
+
+A script that pipes its answers to `energon prepare` can pipe them here. All questions come before a
+tar is indexed, and questions that an option answers are not asked.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePath
+from typing import TypeVar
+
+import typer
+
+from energon_lite.core.errors import DatasetFormatError
+from energon_lite.extras.prepare.choose_shards import find_shards
+from energon_lite.extras.prepare.decisions import (
+    CRUDE,
+    Request,
+    decide_splits,
+    fields_of,
+    prepared_already,
+    sample_type_names,
+    sample_type_of,
+)
+from energon_lite.extras.prepare.indexing import first_parts
+from energon_lite.formats.field_access import FieldMap, FieldSpec
+from energon_lite.formats.nvmeta import META, is_prepared
+from energon_lite.storage.files import is_file
+
+T = TypeVar("T")
+
+# A script that has not answered within this time never answers.
+LIMIT_SEC = 60
+_ABSTRACT = "Sample"
+_IN_ENERGON = (
+    "CaptioningSample", "ImageClassificationSample", "ImageSample", "InterleavedSample",
+    "MultiChoiceVQASample", "OCRSample", _ABSTRACT, "SimilarityInterleavedSample", "TextSample",
+    "VQASample", "VidQASample", CRUDE,
+)  # fmt: skip
+
+
+class NoAnswerError(Exception):
+    """There is no answer: stdin has ended, or asking is forbidden."""
+
+
+class _AgainError(ValueError):
+    """An answer is not possible, and the next one counts, also in a script."""
+
+
+class Answers:
+    """Asks questions.
+
+    Args:
+        can_ask: whether questions are allowed at all.
+        on_stderr: whether questions go to stderr, because stdout has a report to read by programs.
+    """
+
+    def __init__(self, can_ask: bool, on_stderr: bool = False) -> None:
+        # A closed stdin is None.
+        self._is_open = can_ask and sys.stdin is not None
+        self._on_stderr = on_stderr
+        self._left = b""
+
+    def say(self, text: str, nl: bool = True) -> None:
+        """Prints what belongs to a question."""
+        if self._is_open:
+            typer.echo(text, nl=nl, err=self._on_stderr)
+
+    def text(self, question: str) -> str:
+        """Asks, and returns the answer; "" for Enter alone.
+
+        Raises:
+            NoAnswerError: There is no answer.
+        """
+        self.say(question, nl=False)
+        line = self._line() if self._is_open else ""
+        if not (self._is_open and sys.stdin.isatty()):
+            self.say(line.rstrip("\n"))
+        if not line:
+            self._is_open = False
+            raise NoAnswerError
+        return line.strip()
+
+    def ask(self, question: str, parse: Callable[[str], T]) -> T:
+        """Asks until an answer is possible, and returns its value.
+
+        Args:
+            question: the question.
+            parse: returns the value of an answer; raises a ValueError where it has none, after
+                which a person at a terminal is asked again.
+
+        Raises:
+            NoAnswerError: There is no answer.
+            ValueError: The answer of a script is not possible.
+        """
+        while True:
+            answer = self.text(question)
+            try:
+                return parse(answer)
+            except ValueError as error:
+                if not (isinstance(error, _AgainError) or sys.stdin.isatty()):
+                    raise
+                self.say(f"{error}")
+
+    def yes(self, question: str, default: bool) -> bool:
+        """Asks for a yes or a no, until one of them comes.
+
+        Raises:
+            NoAnswerError: There is no answer.
+        """
+
+        def parse(answer: str) -> bool:
+            if answer.lower() not in ("", "y", "yes", "n", "no"):
+                raise _AgainError("Please answer y or n")
+            return answer.lower().startswith("y") if answer else default
+
+        return self.ask(f"{question} [{'Y/n' if default else 'y/N'}]: ", parse)
+
+    def _line(self) -> str:
+        """Reads a line; of a stdin that is no terminal within a minute. "" at its end."""
+        try:
+            descriptor = sys.stdin.fileno()
+        except io.UnsupportedOperation:  # no real file
+            return sys.stdin.readline()
+        limit = None if sys.stdin.isatty() else LIMIT_SEC
+        while b"\n" not in self._left and select.select([descriptor], [], [], limit)[0]:
+            more = os.read(descriptor, 65536)
+            if not more:
+                break
+            self._left += more
+        line, newline, self._left = self._left.partition(b"\n")
+        return (line + newline).decode("utf-8", "replace")
+
+
+def complete(
+    root: Path, request: Request, answers: Answers, needs_config: bool, non_interactive: bool
+) -> Request:
+    """Asks for what the options leave open.
+
+    Args:
+        root: the dataset's folder.
+        request: the options.
+        answers: who is asked.
+        needs_config: whether a `dataset.yaml` is to be written.
+        non_interactive: whether Energon would continue without a sample type or a field map.
+
+    Returns:
+        The request with nothing left open.
+
+    Raises:
+        typer.BadParameter: There is no answer; names the option that does.
+        typer.Abort: The folder is prepared, and is to stay so.
+        ValueError: The options cannot work.
+        FileExistsError: The folder is prepared, and there is no answer whether to continue.
+    """
+    shards = find_shards(root, request.exclude, request.paths)
+    names = [shard.name for shard in shards]
+    request = request._replace(paths=names)
+    has_split = request.split_ratio is not None or request.split_parts is not None
+    if has_split:
+        decide_splits(names, request)
+    if request.sample_type is not None:
+        sample_type_of(request.sample_type)
+    if is_prepared(root) and not request.force_overwrite:
+        request = _again(root, request, answers)
+    if not has_split:
+        request = _ask_split(names, request, answers)
+    if not needs_config:
+        return request._replace(sample_type=None, field_map=None)
+    if request.sample_type is None and not non_interactive:
+        request = _ask_type(root / META / request.dataset_config, request, answers)
+    if request.sample_type in (None, CRUDE) or request.field_map:
+        return request
+    return _ask_fields(first_parts(shards[0].path), request, answers, non_interactive)
+
+
+@contextmanager
+def _needed(option: str, what: str) -> Iterator[None]:
+    """Names the option that takes the place of an answer, where there is none."""
+    try:
+        yield
+    except NoAnswerError:
+        raise typer.BadParameter(f"missing: {what}", param_hint=option) from None
+
+
+def _again(root: Path, request: Request, answers: Answers) -> Request:
+    question = "It seems the dataset had already been prepared. Do you want to continue?"
+    try:
+        if not answers.yes(question, default=False):
+            raise typer.Abort
+    except NoAnswerError:
+        raise prepared_already(root) from None
+    return request._replace(force_overwrite=True)
+
+
+def _ask_split(names: Sequence[str], request: Request, answers: Answers) -> Request:
+    def parse(answer: str) -> Request:
+        wanted = request._replace(split_ratio=answer)
+        decide_splits(names, wanted)
+        return wanted
+
+    answers.say(f"Found {len(names)} tar files in total. The first and last ones are:")
+    answers.say(f"- {names[0]}\n- {names[-1]}")
+    question = 'Please enter a desired train/val/test split like "0.5, 0.2, 0.3" or "8,1,1": '
+    with _needed("--split-ratio", "shares of train,val,test, or give --split-parts"):
+        return answers.ask(question, parse)
+
+
+def _ask_type(config: PurePath, request: Request, answers: Answers) -> Request:
+    """Asks for the sample type; leaves it open where no `dataset.yaml` is to be written."""
+    names = sample_type_names()
+    known = [*_IN_ENERGON, *(name for name in names if name not in _IN_ENERGON)]
+
+    def parse(answer: str) -> str:
+        name = known[int(answer)] if answer.isdigit() and int(answer) < len(known) else answer
+        if name not in known or name == _ABSTRACT:
+            raise _AgainError(f"{answer!r} is not a sample type of the list. Please try again.")
+        return name
+
+    what = f"one of {', '.join(names)}; or give --skip-dataset-yaml"
+    with suppress(NoAnswerError) if is_file(config) else _needed("--sample-type", what):
+        if answers.yes("Do you want to create a dataset.yaml interactively?", default=True):
+            answers.say("The following sample types are available:")
+            for number, name in enumerate(known):
+                shown = "Crude sample (plain dict for cooking)" if name == CRUDE else name
+                answers.say(f"{number}. {shown}")
+            name = answers.ask("Please enter a number to choose a class: ", parse)
+            return request._replace(sample_type=name, force_overwrite=True)
+    return request
+
+
+def _ask_fields(
+    parts: Sequence[str], request: Request, answers: Answers, non_interactive: bool
+) -> Request:
+    """Asks which part each field is taken from; or leaves that to a `sample_loader.py`."""
+    question = "Do you want to set a simple field_map[Y] (or write your own sample_loader [n])?"
+    specs = fields_of(str(request.sample_type))
+    required = ", ".join(spec.name for spec in specs if spec.is_required)
+    what = f"the parts for the fields of {request.sample_type} ({required})"
+    with _needed("--field-map", what):
+        if non_interactive or not answers.yes(question, default=True):
+            return request._replace(loader_parts=parts)
+        answers.say(
+            "For each field, please specify the corresponding name in the WebDataset.\n"
+            f"Available types in WebDataset: {', '.join(parts)}\n"
+            "Leave empty for skipping optional field\n"
+            "You may also access json fields e.g. by setting the field to: json[field][field]\n"
+            "You may also specify alternative fields e.g. by setting to: jpg,png\n"
+            f"Please enter the field_map for {request.sample_type}:"
+        )
+        found = {spec.name: _ask_field(spec, parts, answers) for spec in specs}
+    return request._replace(field_map={name: part for name, part in found.items() if part})
+
+
+def _ask_field(spec: FieldSpec, parts: Sequence[str], answers: Answers) -> str:
+    def parse(answer: str) -> str:
+        with suppress(DatasetFormatError):
+            ways = FieldMap({spec.name: answer}, "").paths[spec.name] if answer else ()
+            if any(way.part in parts for way in ways) or not (answer or spec.is_required):
+                return answer
+        raise _AgainError("That type doesn't exist in the WebDataset. Please try again.")
+
+    optional = "" if spec.is_required else ", optional"
+    return answers.ask(
+        f"Please enter a webdataset field name for {spec.name!r} ({spec.type_name}{optional}): ",
+        parse,
+    )

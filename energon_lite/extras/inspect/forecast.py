@@ -1,0 +1,617 @@
+"""Predicts a training run: what it will read of each source, and how long its ranks will wait.
+
+The datasets that `get_train_dataset` builds are run by their own cursors over the order of the
+samples and their stored lengths; no sample is read. So a forecast is the run, not an estimate.
+
+Axes: K intervals of the run, N sources, P packs, R ranks, S streams, T steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from os import PathLike
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from energon_lite.balance import CostModel, idle_share, imbalance
+from energon_lite.batching.rules import Packing, at_least
+from energon_lite.core.arrays import Float64Array, Int64Array
+from energon_lite.core.dataset import SavableDataset
+from energon_lite.core.topology import Stream, WorkerConfig
+from energon_lite.core.user_function import UserFunction
+from energon_lite.extras.inspect.draws import Draws, RunShape, draw_packs, draw_run, draw_samples
+from energon_lite.extras.inspect.text import counted
+from energon_lite.metadataset.build import build_training
+from energon_lite.metadataset.open import LeafOpener, open_node
+from energon_lite.stages.pack_lists import PlannedPacks
+from energon_lite.stages.plan_order import order_of
+from energon_lite.stages.token_lengths import MeasureDataset
+
+AnyPath = str | PathLike[str] | Mapping[str, Any]
+AnyDataset = SavableDataset[Any]
+
+# Samples that are drawn one by one; what a longer run has after these is extrapolated.
+MAX_DRAWS = 5_000_000
+NUM_INTERVALS = 8
+# A source whose samples come more often gets a warning: from there on, repeated text adds little.
+# Source: N. Muennighoff et al., "Scaling data-constrained language models", NeurIPS 2023.
+MANY_EPOCHS = 4
+# Linear work and attention cost the same for a sample of this many tokens; for most models it is
+# some ten to forty thousand.
+DEFAULT_COST = CostModel(token=1.0, token_squared=1 / 24_576)
+
+
+@dataclasses.dataclass(frozen=True)
+class SourcePlan:
+    """What a run will read of one source.
+
+    Attributes:
+        name: the source's id.
+        size: samples of an epoch.
+        target_share: target share: the part of all samples (or tokens) by the weights.
+        actual_share: actual share; None where it depends on lengths that only the run will measure.
+            So are the following.
+        samples: samples of the source in the run.
+        epochs: how often each of its samples comes, on average.
+        tokens: tokens of the source in the run; also None where they are not counted.
+        read_bytes: bytes read for it, at the mean size of its samples.
+    """
+
+    name: str
+    size: int
+    target_share: float
+    actual_share: float | None = None
+    samples: int | None = None
+    epochs: float | None = None
+    tokens: int | None = None
+    read_bytes: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """Shares in a part of the run.
+
+    Attributes:
+        start: its first step.
+        stop: the step after its last one.
+        target: target share by source.
+        actual: actual share by source; None where it is not known.
+    """
+
+    start: int
+    stop: int
+    target: dict[str, float]
+    actual: dict[str, float] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class PackPlan:
+    """What packs a run will have.
+
+    Attributes:
+        capacity: tokens of a pack.
+        lengths: name of the length index.
+        packs: packs of all ranks.
+        fill: the share of their room that is filled, in 0..1.
+        dropped: samples that are in no pack: too long, or without a length.
+        packs_per_pass: of all streams; None of endless data.
+    """
+
+    capacity: int
+    lengths: str
+    packs: int
+    fill: float
+    dropped: int
+    packs_per_pass: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a run will read.
+
+    Attributes:
+        path: what was planned.
+        split_part: its split.
+        unit: what shares are of, "samples" or "tokens".
+        steps_requested: steps that were asked for.
+        steps: steps that there are; fewer where the data end.
+        drawn_steps: steps whose samples were drawn one by one; later ones are extrapolated. 0 where
+            only target shares are known.
+        more_batches: batches that some ranks still have after the last step of all ranks.
+        batch_size: samples, or packs, of a micro-batch.
+        world_size: ranks.
+        num_streams: streams of the run.
+        sources: what is read of each source.
+        intervals: shares over time.
+        warnings: what may not be intended.
+        packing: what packs there are, if the plan is one of packs.
+        samples: samples of all sources; None where only target shares are known.
+        read_bytes: bytes read for all sources.
+    """
+
+    path: str
+    split_part: str
+    unit: str
+    steps_requested: int
+    steps: int
+    drawn_steps: int
+    more_batches: int
+    batch_size: int
+    world_size: int
+    num_streams: int
+    sources: tuple[SourcePlan, ...]
+    intervals: tuple[Interval, ...]
+    warnings: tuple[str, ...]
+    packing: PackPlan | None
+    samples: int | None
+    read_bytes: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the plan as JSON-serialisable values."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class BalanceRow:
+    """One way to make steps of the same samples.
+
+    Attributes:
+        name: which way.
+        full: the share of tokens that is not padding.
+        imbalance: the mean over steps of 1 - mean / max of the costs of the ranks' batches.
+        idle: the share of all ranks' time in which they wait for the slowest rank.
+        costs: of each step for each rank, shape (T, R); not in the JSON.
+    """
+
+    name: str
+    full: float
+    imbalance: float
+    idle: float
+    costs: Float64Array = dataclasses.field(repr=False, compare=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class BalanceReport:
+    """How long ranks will wait for each other.
+
+    Attributes:
+        path: of the data.
+        ranks: data-parallel ranks, one stream each.
+        steps: steps that were looked at.
+        samples: samples in them, packed in the order in which they come.
+        capacity: tokens of a pack.
+        overlong: how many of these are longer than a pack.
+        skipped: samples of length 0 before the last of these; they are in no pack.
+        rows: padded batches, and packs in several orders.
+    """
+
+    path: str
+    ranks: int
+    steps: int
+    samples: int
+    capacity: int
+    overlong: int
+    skipped: int
+    rows: tuple[BalanceRow, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the report as JSON-serialisable values."""
+        rows = [{k: v for k, v in vars(row).items() if k != "costs"} for row in self.rows]
+        return {**vars(self), "rows": rows}
+
+
+# ----------------------------------------------------------------------------------- what is read
+
+
+def plan(
+    path: AnyPath,
+    *,
+    steps: int,
+    batch_size: int = 1,
+    split_part: str = "train",
+    world_size: int = 1,
+    num_streams: int | None = None,
+    repeat: bool = True,
+    trust: bool | None = None,
+    seed_offset: int = 0,
+    packing: Packing | None = None,
+    **kwargs: Any,
+) -> Plan:
+    """Predicts a training run without reading; hooks that skip, expand or group are not predicted.
+
+    Args:
+        path: the folder, the YAML file of a metadataset, or what such a file holds as a dict.
+        steps: of the run; in each, every rank takes one micro-batch.
+        batch_size: samples of a micro-batch.
+        split_part: which part of the folder, or split of the metadataset.
+        world_size: data-parallel ranks.
+        num_streams: of the run, by default `world_size`; counts depend on it by a few samples.
+        repeat: as in `get_train_dataset`.
+        trust: as in `get_train_dataset`.
+        seed_offset: as in `WorkerConfig`; counts depend on it by a few samples.
+        packing: how samples are packed, with a length index; `batch_size` then counts packs.
+        kwargs: the further keyword arguments of `get_train_dataset` that decide the order.
+
+    Raises:
+        ValueError: An argument, or a file of the dataset, is wrong.
+        FileNotFoundError: A folder is missing, or not prepared.
+    """
+    at_least("steps", steps)
+    at_least("batch_size", batch_size)
+    num_streams = world_size if num_streams is None else num_streams
+    run = RunShape(steps, batch_size, world_size, num_streams)
+    dataset = _opened(path, split_part, run, repeat, seed_offset, {"trust": trust, **kwargs})
+    packs = None if packing is None else _planned(dataset, packing, batch_size)
+    forecast = _forecast(dataset, packs, run)
+    sources = tuple(_source_plans(dataset, forecast))
+    is_known = forecast.samples is not None
+    return Plan(
+        path=path_text(path), split_part=split_part,
+        unit="tokens" if forecast.by_tokens else "samples",
+        steps_requested=steps, steps=forecast.steps, drawn_steps=forecast.drawn_steps,
+        more_batches=forecast.more_batches, batch_size=batch_size, world_size=world_size,
+        num_streams=num_streams, sources=sources,
+        intervals=tuple(_intervals(sources, forecast)),
+        warnings=tuple(_warnings(sources, forecast, run, dataset.endless)),
+        packing=forecast.packing,
+        samples=sum(source.samples or 0 for source in sources) if is_known else None,
+        read_bytes=sum(source.read_bytes or 0 for source in sources) if is_known else None,
+    )  # fmt: skip
+
+
+class _Forecast(NamedTuple):
+    """What a run will have: samples of each interval and source.
+
+    Attributes:
+        steps, drawn_steps, more_batches, packing: as in `Plan`.
+        targets: shape (K, N), by the weights. Of a blend by tokens, only the shares mean something.
+        by_tokens: whether shares are of tokens.
+        samples: shape (K, N); None where they are not known.
+        tokens: shape (K, N), if they are known.
+    """
+
+    steps: int
+    drawn_steps: int
+    targets: Float64Array
+    by_tokens: bool
+    samples: Float64Array | None = None
+    tokens: Float64Array | None = None
+    more_batches: int = 0
+    packing: PackPlan | None = None
+
+    @property
+    def actual(self) -> Float64Array | None:
+        """What actual shares are shares of; shape (K, N)."""
+        return self.tokens if self.by_tokens else self.samples
+
+
+def _opened(
+    path: AnyPath,
+    split_part: str,
+    run: RunShape,
+    repeat: bool,
+    seed_offset: int,
+    settings: dict[str, Any],
+) -> AnyDataset:
+    """Builds what `get_train_dataset` does, up to the hooks."""
+    config = WorkerConfig(
+        rank=0, world_size=run.world_size, num_workers=0, num_streams=run.num_streams,
+        seed_offset=seed_offset,
+    )  # fmt: skip
+    opener = LeafOpener(
+        shuffle_buffer_size=settings.pop("shuffle_buffer_size", None),
+        multiplier=settings.pop("shuffle_over_epochs_multiplier", 1),
+        node=open_node(path, split_part, settings), block=run.batch_size,
+        settings={"max_samples_per_sequence": None, **settings}, training=True,
+        worker_config=config,
+    )  # fmt: skip
+    return build_training(opener, repeat)
+
+
+def _planned(dataset: AnyDataset, packing: Packing, packs_per_batch: int = 1) -> PlannedPacks:
+    if packing.lengths is None:
+        raise ValueError("a plan of packs needs a length index; name it: Packing(lengths=...)")
+    measured = MeasureDataset(dataset, UserFunction(_no_sample, name="sample_length"), packing)
+    return PlannedPacks(measured, packing, packs_per_batch)
+
+
+def _no_sample(sample: Any) -> int:
+    raise AssertionError(f"a forecast reads nothing, but there is {sample!r:.80}")
+
+
+def _forecast(dataset: AnyDataset, packs: PlannedPacks | None, run: RunShape) -> _Forecast:
+    """Draws a run up to `MAX_DRAWS` samples, and extrapolates the steps after these."""
+    if packs is None and dataset.traits.measures:
+        ends = [edge * run.step_items for edge in interval_edges(run.steps)]
+        return _Forecast(run.steps, 0, _targets(dataset, ends), by_tokens=True)
+    names, lengths = [facts.name for facts in dataset.sources()], dataset.lengths_by_source()
+    by_tokens = set(names) <= set(lengths)
+    if packs is None:
+        items, per_item = dataset, 1.0
+        draw: Any = partial(draw_samples, order_of(dataset), lengths if by_tokens else {})
+    else:
+        items, per_item, draw = packs, packs.samples_per_list, partial(draw_packs, packs)
+    most = max(1, int(MAX_DRAWS / per_item) // run.step_items)
+    drawn = draw_run(draw, run._replace(steps=min(run.steps, most)))
+    steps, per_pass = drawn.num_steps, None
+    if not dataset.endless and (packs is not None or steps == most):
+        streams = (Stream(index, run.num_streams) for index in range(run.num_streams))
+        per_pass = sum(map(items.num_items, streams))
+    if steps == most:
+        steps = run.steps if per_pass is None else min(run.steps, per_pass // run.step_items)
+    edges = np.array(interval_edges(steps))
+    shape = (max(1, len(edges) - 1), len(names))
+    cells = (np.searchsorted(edges, drawn.steps, side="right") - 1) * len(names)
+    cells += drawn.draws.sources
+    samples, tokens = (
+        np.bincount(cells, column, shape[0] * shape[1]).astype(np.float64).reshape(shape)
+        for column in (drawn.draws.counts, drawn.draws.tokens)
+    )
+    pack_plan = None
+    if packs is not None:
+        num_packs = len(np.unique(drawn.draws.items))
+        pack_plan = PackPlan(
+            capacity=packs.packing.tokens,
+            lengths=packs.index,
+            packs=num_packs + (steps - drawn.num_steps) * run.step_items,
+            fill=float(tokens.sum()) / (num_packs * packs.packing.tokens) if num_packs else 1.0,
+            dropped=drawn.num_dropped,
+            packs_per_pass=per_pass,
+        )
+    if steps > drawn.num_steps:
+        more = _extrapolated(dataset, samples.sum(axis=0), drawn.num_steps, edges)
+        tokens = tokens + more * tokens.sum(axis=0) / np.maximum(samples.sum(axis=0), 1)
+        samples = samples + more
+    ends = [0, *np.cumsum(samples.sum(axis=1)).astype(int).tolist()]
+    return _Forecast(
+        steps, drawn.num_steps, _targets(dataset, ends), by_tokens, samples,
+        None if packs is None and not by_tokens else tokens,
+        more_batches=drawn.num_batches - steps * run.world_size if steps < run.steps else 0,
+        packing=pack_plan,
+    )  # fmt: skip
+
+
+def _extrapolated(
+    dataset: AnyDataset, samples_N: Float64Array, drawn_steps: int, edges_K: Int64Array
+) -> Float64Array:
+    """Returns the samples of the steps that were not drawn, shape (K, N).
+
+    The target shares of that time count, and for each source how far the drawn samples are from
+    their targets: of a blend by tokens, a source of long samples has fewer of them.
+    """
+    per_step = samples_N.sum() / drawn_steps
+    more_K = np.diff(np.maximum(edges_K, drawn_steps)) * per_step
+    ends = samples_N.sum() + np.cumsum([0.0, *more_K])
+    targets_N = _targets(dataset, [0, ends[0]])[0]
+    is_known = targets_N > 0
+    scale_N = np.divide(samples_N, targets_N, out=np.ones_like(samples_N), where=is_known)
+    shares_KN = _targets(dataset, ends.tolist()) * scale_N
+    totals_K1 = shares_KN.sum(axis=1, keepdims=True)
+    shares_KN = np.divide(shares_KN, totals_K1, out=shares_KN, where=totals_K1 > 0)
+    extrapolated: Float64Array = shares_KN * more_K[:, None]
+    return extrapolated
+
+
+def _targets(dataset: AnyDataset, ends: Sequence[float]) -> Float64Array:
+    """Returns the samples by the weights between two numbers of samples; (len(ends) - 1, N)."""
+    names = [facts.name for facts in dataset.sources()]
+    found = [dataset.expected(end) for end in ends]
+    rows = np.array([[by_source.get(name, 0.0) for name in names] for by_source in found])
+    targets: Float64Array = np.maximum(np.diff(rows, axis=0), 0.0)
+    return targets
+
+
+def interval_edges(steps: int) -> list[int]:
+    """Cuts a run into intervals of equal length: the first step of each, and the end.
+
+    Example:
+        >>> interval_edges(20)
+        [0, 3, 5, 8, 10, 13, 15, 18, 20]
+    """
+    number = min(steps, NUM_INTERVALS)
+    # Rounded up, since step * number // steps is the interval of a step.
+    return [-(-k * steps // number) for k in range(number + 1)] if number else [0]
+
+
+def _source_plans(dataset: AnyDataset, forecast: _Forecast) -> Iterator[SourcePlan]:
+    targets, actual = _shares(forecast.targets.sum(axis=0)), forecast.actual
+    for number, source in enumerate(dataset.sources()):
+        known: dict[str, Any] = {}
+        if forecast.samples is not None and actual is not None:
+            samples = round(float(forecast.samples[:, number].sum()))
+            known = {
+                "actual_share": float(_shares(actual.sum(axis=0))[number]),
+                "samples": samples,
+                "epochs": samples / source.num_samples,
+                "read_bytes": samples * source.num_bytes // source.num_samples,
+            }
+            if forecast.tokens is not None:
+                known["tokens"] = round(float(forecast.tokens[:, number].sum()))
+        yield SourcePlan(source.name, source.num_samples, float(targets[number]), **known)
+
+
+def _intervals(sources: Sequence[SourcePlan], forecast: _Forecast) -> Iterator[Interval]:
+    names = [source.name for source in sources]
+    for k, (start, stop) in enumerate(pairwise(interval_edges(forecast.steps))):
+        target, actual = (
+            None if table is None else dict(zip(names, _shares(table[k]).tolist(), strict=True))
+            for table in (forecast.targets, forecast.actual)
+        )
+        yield Interval(start, stop, target or {}, actual)
+
+
+def _shares(counts: Float64Array) -> Float64Array:
+    total = counts.sum()
+    shares: Float64Array = counts / total if total else counts
+    return shares
+
+
+def _warnings(
+    sources: tuple[SourcePlan, ...], forecast: _Forecast, run: RunShape, is_endless: bool
+) -> Iterator[str]:
+    if forecast.samples is None:
+        yield (
+            "a blend has `unit: tokens` and no index of lengths, so that its samples depend on "
+            "what the run will measure: only the target shares are known. Name a stored index "
+            "with `lengths` in the blend to plan samples"
+        )
+        if not is_endless:
+            yield "the data are finite; when their pass ends is not known either"
+    if forecast.steps < run.steps:
+        more = f"; batches that only some ranks have then: {forecast.more_batches:,}"
+        yield (
+            f"the pass ends after {forecast.steps:,} of {run.steps:,} steps"
+            f"{more if forecast.more_batches else ''}. Repeat the data, or plan fewer steps"
+        )
+    for source in sources:
+        if source.epochs is not None and source.epochs > MANY_EPOCHS:
+            yield (
+                f"{source.name}: each of its {source.size:,} samples comes {source.epochs:,.1f} "
+                "times. Give it less weight, or more data"
+            )
+        elif source.samples == 0:
+            yield (
+                f"{source.name}: none of its {source.size:,} samples comes. Give it more weight, "
+                "or the run more steps"
+            )
+
+
+# ---------------------------------------------------------------------------------- idle time
+
+
+def balance_report(
+    path: AnyPath,
+    *,
+    lengths: str,
+    capacity: int,
+    ranks: int,
+    steps: int = 512,
+    split_part: str = "train",
+    window: int = 64,
+    buffer_size: int = 256,
+    cost: CostModel = DEFAULT_COST,
+    trust: bool | None = None,
+    seed_offset: int = 0,
+    **packing: Any,
+) -> BalanceReport:
+    """Predicts the packs of each rank, in the orders that `Packing(balance=...)` has.
+
+    Args:
+        path: a folder, a metadataset file, or what such a file holds as a dict.
+        lengths: name of the length index; every dataset needs it.
+        capacity: tokens of a pack.
+        ranks: data-parallel ranks.
+        steps: steps to look at, in each of which every rank takes a pack.
+        split_part: which part of the folder, or split of the metadataset.
+        window: `balance_window`, packs in a window of either order.
+        buffer_size: samples that packs are chosen from.
+        cost: what a pack costs.
+        trust: whether code that the dataset names may be run.
+        seed_offset: as in `WorkerConfig`.
+        packing: further settings of `Packing`, such as `group_by`. Samples that are longer than a
+            pack are truncated by default.
+
+    Raises:
+        FileNotFoundError: A folder, or its length index, is missing.
+        ValueError: An argument, or a file of the dataset, is wrong; or it has no sample.
+    """
+    for name, count in (("capacity", capacity), ("ranks", ranks), ("steps", steps)):
+        at_least(name, count)
+    if not any(dataclasses.astuple(cost)[:2]):
+        raise ValueError("the cost of a token and that of a pair are both 0; give one above 0")
+    run = RunShape(steps, 1, ranks, ranks)
+    order = {"trust": trust, "shuffle_buffer_size": 1000}
+    dataset = _opened(path, split_part, run, True, seed_offset, order)
+    rules = Packing(
+        capacity, lengths=lengths, buffer_size=buffer_size, balance_window=window, cost=cost,
+        **{"overlong": "truncate", **packing},
+    )  # fmt: skip
+    try:
+        return _compared(path_text(path), dataset, rules, ranks, steps)
+    except ValueError as error:
+        raise ValueError(f"{path_text(path)}, length index {lengths!r}: {error}") from error
+
+
+def _compared(
+    path: str, dataset: AnyDataset, rules: Packing, ranks: int, steps: int
+) -> BalanceReport:
+    orders: dict[str, Any] = {
+        "packs, as they come": None,
+        f"packs, quantile sync of {rules.balance_window}": "quantile_sync",
+        f"packs, shared plan of {counted(rules.balance_window, 'step')}": "global_window",
+    }
+    rows = []
+    for name, balance in orders.items():
+        packs = _planned(dataset, dataclasses.replace(rules, balance=balance))
+        draws, costs = _rank_packs(packs, steps, ranks)
+        full = int(draws.tokens.sum()) / (steps * ranks * rules.tokens)
+        rows.append(_balance_row(name, full, costs))
+        if balance is None:
+            drawn, in_order = draws, list(_in_order(packs, draws, ranks))
+    samples = int(drawn.counts.sum())
+    batch_size = max(1, round(samples / (steps * ranks)))
+    padded = _padded(in_order, batch_size, steps, rules.tokens, rules.cost)
+    return BalanceReport(
+        path=path, ranks=ranks, steps=steps, samples=samples, capacity=rules.tokens,
+        overlong=int((drawn.stored[drawn.counts > 0] > rules.tokens).sum()),
+        skipped=sum(int((lengths_D == 0).sum()) for lengths_D in in_order),
+        rows=(padded, *rows),
+    )  # fmt: skip
+
+
+def _rank_packs(packs: PlannedPacks, steps: int, ranks: int) -> tuple[Draws, Float64Array]:
+    """Returns what is in the packs of all ranks, and their costs, (T, R)."""
+    if not any(packs.mean_tokens.values()):
+        raise ValueError("all samples have length 0; measure them again")
+    shape, draw = RunShape(steps, 1, ranks, ranks), partial(draw_packs, packs)
+    if packs.is_shared:
+        shape = RunShape(steps * ranks, 1, 1, 1)
+        draw = partial(draw_packs, packs, shared_by=ranks)
+    drawn = draw_run(draw, shape)
+    if drawn.num_steps < shape.steps:
+        raise ValueError(
+            f"steps={steps}, but a pass of the data has {drawn.num_steps * steps // shape.steps} "
+            "packs for a rank; look at fewer"
+        )
+    costs: Any = np.bincount(drawn.draws.items, drawn.draws.costs, steps * ranks)
+    return drawn.draws, costs.reshape(steps, ranks)
+
+
+def _in_order(packs: PlannedPacks, draws: Draws, ranks: int) -> Iterator[Int64Array]:
+    """Yields the tokens of each rank's samples in their order, up to the last one in a pack."""
+    lengths = {name: packs.lengths(name)[0] for name in packs.webdatasets}
+    for rank in range(ranks):
+        last = int(draws.draws[draws.draws % ranks == rank].max())
+        stream = Stream(rank, ranks)
+        yield draw_samples(packs.order, lengths, stream, last // ranks + 1).draws.stored
+
+
+def _padded(
+    in_order: Sequence[Int64Array], batch_size: int, steps: int, capacity: int, cost: CostModel
+) -> BalanceRow:
+    """Returns the row of batches that are padded to their longest sample."""
+    batches = []
+    for tokens in in_order:
+        own = np.minimum(tokens[tokens > 0], capacity)
+        batches.append(own[: len(own) // batch_size * batch_size].reshape(-1, batch_size)[:steps])
+    longest = [own.max(axis=1) for own in batches]
+    size = batch_size * sum(int(own.sum()) for own in longest)
+    full = sum(int(own.sum()) for own in batches) / size if size else 1.0
+    num_steps = min(map(len, longest))
+    longest_TR = np.stack([own[:num_steps] for own in longest], axis=1)
+    costs = cost.combine(batch_size * longest_TR, batch_size * longest_TR**2)
+    return _balance_row(f"batches of {batch_size}, padded", full, costs)
+
+
+def _balance_row(name: str, full: float, costs: Float64Array) -> BalanceRow:
+    # Rounding may leave a little less than nothing.
+    return BalanceRow(name, full, max(0.0, imbalance(costs)), max(0.0, idle_share(costs)), costs)
+
+
+def path_text(path: AnyPath) -> str:
+    """Returns the path of data for people."""
+    return "(a dict)" if isinstance(path, Mapping) else str(path)

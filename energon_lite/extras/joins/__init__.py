@@ -1,0 +1,1 @@
+"""Joined datasets: samples of several datasets under the same key."""

@@ -1,0 +1,1 @@
+"""The lengths of all samples of a dataset, measured once and stored beside the data."""

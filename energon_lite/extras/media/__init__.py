@@ -1,0 +1,1 @@
+"""Audio, video and the metadata of media."""

@@ -1,0 +1,356 @@
+"""Reads each tar once, in parallel, and keeps what it found in a file per shard.
+
+A shard's file is the record from which a later run resumes. Only `rename_samples` changes a tar.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tarfile
+from collections import Counter
+from collections.abc import Callable, Container, Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import islice, pairwise
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from energon_lite.core.errors import DatasetFormatError
+from energon_lite.extras.media.media_headers import (
+    MediaFile,
+    MediaFilterConfig,
+    MediaRows,
+    has_pyav,
+    media_rows,
+)
+from energon_lite.extras.prepare.choose_shards import Shard
+from energon_lite.formats.nvmeta import is_utf8
+from energon_lite.formats.sqlite import ShardRows
+from energon_lite.formats.tar import TarError, iter_tar, split_name
+from energon_lite.storage import files
+from energon_lite.storage.local_paths import local_path
+
+# What is appended to the name of a tar that `rename_samples` has replaced.
+ORIGINAL = ".orig"
+_MAGIC = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PK": "zip",
+}
+
+
+class ShardResult(NamedTuple):
+    """What was found in a shard.
+
+    Attributes:
+        shard: the tar.
+        rows: file with the rows of its samples and parts.
+        size_bytes: size of the tar.
+        is_resumed: whether an earlier run had read it.
+        samples: number of samples.
+        parts: number of members by part name.
+        warning: what is odd about it, or "".
+        media: files with media metadata, those that are unreadable, those that need PyAV; and the
+            first error.
+    """
+
+    shard: Shard
+    rows: Path
+    size_bytes: int
+    is_resumed: bool
+    samples: int
+    parts: dict[str, int]
+    warning: str
+    media: tuple[int, int, int, str]
+
+
+def rows_path(folder: Path, name: str) -> Path:
+    """Returns the file in `folder` for the rows of the shard `name`."""
+    return folder / f"{hashlib.sha1(name.encode('utf-8', 'surrogateescape')).hexdigest()}.sqlite"
+
+
+def kept_or_made(
+    rows: Path, made_from: list[Any], make: Callable[[], tuple[ShardRows, dict[str, Any]]]
+) -> tuple[dict[str, Any], bool]:
+    """Takes what an earlier run found from its file, or finds it and writes the file.
+
+    Args:
+        rows: the file; beside it lies its record, with a checksum of both.
+        made_from: what the rows must have been made from.
+        make: returns the rows, and the record of them.
+
+    Returns:
+        The record, and whether an earlier run made it.
+    """
+    record_file = rows.with_suffix(".json")
+    head = json.dumps([5, *made_from])  # the first number is the format of the files
+
+    def with_sum(record: str) -> bytes:
+        text = f"{head}\n{record}\n".encode()
+        return text + b"%x" % crc32(files.map_file(rows), crc32(text))
+
+    with suppress(FileNotFoundError, ValueError):
+        stored = files.read_file(record_file)
+        _, record, _ = stored.decode().split("\n")
+        if stored == with_sum(record):
+            return json.loads(record), True
+    found, made = make()
+    found.write(rows)
+    files.write_atomically(record_file, with_sum(json.dumps(made)))
+    return made, False
+
+
+def index_shard(
+    task: tuple[Shard, Path], media_filter: MediaFilterConfig | None = None
+) -> ShardResult:
+    """Reads a tar and writes its rows, or takes those of an earlier run.
+
+    Args:
+        task: the tar, and the folder that the rows go to.
+        media_filter: which of its files get media metadata; by default none.
+
+    Raises:
+        DatasetFormatError: The tar is unreadable, empty, or its members are not in the order of
+            samples; names file, key and members.
+        OSError: The tar cannot be read, also after several tries.
+    """
+    return files.retried(lambda: _index_shard(*task, media_filter), task[0].path)
+
+
+def _index_shard(shard: Shard, folder: Path, media_filter: MediaFilterConfig | None) -> ShardResult:
+    rows = rows_path(folder, shard.name)
+    status = shard.path.stat()
+    made_from = [shard.name, status.st_size, status.st_mtime_ns, *made_by(media_filter)]
+    make = partial(_find_rows, shard.path, media_filter)
+    record, is_resumed = kept_or_made(rows, made_from, make)
+    return ShardResult(shard, rows, status.st_size, is_resumed, **record)
+
+
+def _find_rows(
+    path: Path, media_filter: MediaFilterConfig | None
+) -> tuple[ShardRows, dict[str, Any]]:
+    """Finds the rows of a tar, and the fields of a `ShardResult` about them."""
+    before = path.stat()
+    found, end = scan_shard(path)
+    media = MediaRows([], 0, 0, "")
+    if media_filter is not None:
+        members = (
+            MediaFile(f"{found.samples[index][1]}.{part}", path, offset, size)
+            for index, part, offset, size in found.parts
+        )
+        media = media_rows(members, media_filter)
+    after = path.stat()
+    if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+        raise DatasetFormatError(f"{path}: changed while it was read; prepare again")
+    warning = ""
+    if end == after.st_size:
+        warning = f"{path}: has no end-of-archive mark; it may have been cut off"
+    return found._replace(media=media.rows), {
+        "samples": len(found.samples),
+        "parts": Counter(part for _, part, _, _ in found.parts),
+        "warning": warning,
+        "media": [len(media.rows), *media[1:]],
+    }
+
+
+def made_by(media_filter: MediaFilterConfig | None) -> list[Any]:
+    """Returns what the media metadata of a file of rows depend on."""
+    return [] if media_filter is None else [*media_filter.row(), has_pyav()]
+
+
+def scan_shard(path: PurePath) -> tuple[ShardRows, int]:
+    """Finds the samples of a tar, and the byte after its last member.
+
+    Raises:
+        DatasetFormatError: As `index_shard`.
+    """
+    parts: list[tuple[int, str, int, int]] = []
+    starts: list[int] = []
+    keys: dict[str, int] = {}
+    current: str | None = None
+    index, end, skipped = -1, 0, 0
+    try:
+        for name, is_file, start, data, size, end in iter_tar(path):  # noqa: B007  used below
+            found = split_name(name) if is_file else None
+            if found is None:
+                skipped += is_file
+                continue
+            key, part = found
+            if not is_utf8(name):  # SQLite cannot hold it
+                text = f"the name of member {name!a} is not UTF-8; rename it"
+                raise DatasetFormatError(f"{path}: {text}")
+            if key != current:
+                index += 1
+                if keys.setdefault(key, index) != index:
+                    raise _twice(path, parts, keys[key], key, name)
+                current = key
+                starts.append(start)
+                names = {part}
+            elif part in names:
+                raise DatasetFormatError(
+                    f"{path}: member {name!r} is there twice in a row (byte {start}); "
+                    "write the tar again with one of them"
+                )
+            else:
+                names.add(part)
+            parts.append((index, part, data, size))
+    except TarError as error:
+        raise DatasetFormatError(f"{error}{_packed_hint(path)}") from None
+    if end > files.size_of(path):
+        raise DatasetFormatError(
+            f"{path}: truncated: the file ends in the padding after member {name!r}; "
+            "write the tar again"
+        )
+    if not keys:
+        raise DatasetFormatError(
+            f"{path}: holds no sample; a sample is a file with a name like 'folder/0001.jpg' "
+            f"({skipped} other files were skipped). Remove the tar or exclude it (--exclude)"
+        )
+    sizes = [stop - start for start, stop in pairwise([*starts, end])]
+    samples = list(zip(range(len(keys)), keys, starts, sizes, strict=True))
+    return ShardRows(samples, parts), end
+
+
+def first_parts(path: PurePath) -> tuple[str, ...]:
+    """Returns the part names of the first hundred samples of a tar, none where it has no sample.
+
+    Raises:
+        TarError: The tar is unreadable before these samples end.
+    """
+    samples = islice(iter_dataset_content(path), 100)
+    return tuple(dict.fromkeys(part for sample in samples for part in sample))
+
+
+def iter_dataset_content(
+    path: str | os.PathLike[str], extract_keys: Container[str] = ()
+) -> Iterator[dict[str, bytes | None]]:
+    """Yields the samples of a tar: for each part its bytes if it is in `extract_keys`, else None.
+
+    Raises:
+        DatasetFormatError: The tar is unreadable.
+    """
+    tar, key = local_path(path), None
+    sample: dict[str, bytes | None] = {}
+    file = files.open_bytes(tar)
+    for header in iter_tar(tar):
+        found = header.key_and_part()
+        if found is None:
+            continue
+        if found[0] != key and sample:
+            yield sample
+            sample = {}
+        key, part = found
+        is_read = part in extract_keys
+        sample[part] = file.read(header.data, header.data + header.size) if is_read else None
+    if sample:
+        yield sample
+
+
+def _twice(
+    path: PurePath, parts: list[tuple[int, str, int, int]], index: int, key: str, name: str
+) -> DatasetFormatError:
+    earlier = [part for sample, part, _, _ in parts if sample == index]
+    members = ", ".join(repr(f"{key}.{part}") for part in earlier)
+    if name[len(key) + 1 :] in earlier:
+        return DatasetFormatError(
+            f"{path}: sample key {key!r} is there twice: member {name!r} comes again after other "
+            "samples. Rename one of them, a key must be unique in the dataset"
+        )
+    return DatasetFormatError(
+        f"{path}: the parts of sample {key!r} are apart: {members}, then other samples, then "
+        f"{name!r}. Write the tar so that they follow each other (`tar --sort=name`)"
+    )
+
+
+def _packed_hint(path: PurePath) -> str:
+    file = files.open_bytes(path)
+    first = file.read(0, min(6, file.size_bytes))
+    kind = next((kind for magic, kind in _MAGIC.items() if first.startswith(magic)), None)
+    return f". The file is compressed with {kind}: unpack it first" if kind else ""
+
+
+# -------------------------------------------------------------------------- other sample keys
+
+
+def rename_samples(shard: Shard) -> int:
+    """Writes a new tar with its own name before the names of its samples.
+
+    The new tar takes the name of the old one when it is complete and has the same samples. The old
+    one, whose content is never changed, gets the name `<tar>.orig`; a link to a tar is replaced by
+    the new one. A tar whose samples have such names already stays. Other members keep their names.
+
+    Returns:
+        The number of samples that were renamed.
+
+    Raises:
+        DatasetFormatError: The tar is unreadable, its copy has other samples, or another file has
+            the name `<tar>.orig`.
+        OSError: There is no room for a copy of the tar.
+    """
+    old, _ = scan_shard(shard.path)
+    prefix = f"{shard.name}/"
+    if all(key.startswith(prefix) for _, key, _, _ in old.samples):
+        return 0
+    with files.new_file(shard.path) as file:
+        copy = Path(file.name)
+        try:
+            _copy(shard.path, copy, prefix)
+        except (tarfile.TarError, ValueError, EOFError) as error:
+            raise DatasetFormatError(f"{shard.path}: cannot be written again ({error})") from None
+        new, _ = scan_shard(copy)
+        same_keys = [prefix + _plain_name(key) for _, key, _, _ in old.samples]
+        sizes = [[(part, size) for _, part, _, size in rows.parts] for rows in (old, new)]
+        if [key for _, key, _, _ in new.samples] != same_keys or sizes[0] != sizes[1]:
+            raise DatasetFormatError(f"{shard.path}: its copy has other samples; it stays as it is")
+        _keep_original(shard.path)
+    return len(old.samples)
+
+
+def _keep_original(path: Path) -> None:
+    """Lets a tar have the name `<tar>.orig`, too."""
+    kept = path.with_name(path.name + ORIGINAL)
+    if path.is_symlink():
+        return
+    with files.errors_of(kept):
+        if files.is_there(kept):
+            if kept.samefile(path):  # a run ended between the two steps
+                return
+            raise DatasetFormatError(
+                f"{kept} is there already, and would be the place of the present {path.name}; move "
+                "it away, or remove it if it is not needed any more"
+            )
+        try:
+            os.link(path, kept)
+        except OSError:  # a file system without hard links
+            path.rename(kept)
+
+
+def _copy(path: Path, target: Path, prefix: str) -> None:
+    with (
+        tarfile.open(path, "r:", errorlevel=2) as old,
+        target.open("wb") as file,
+        tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as new,
+    ):
+        while (member := old.next()) is not None:
+            if member.isfile() and split_name(member.name) is not None:
+                member.name = prefix + _plain_name(member.name)
+                headers = member.pax_headers.items()  # a path there would win over the name
+                member.pax_headers = {name: text for name, text in headers if name != "path"}
+            new.addfile(member, old.extractfile(member) if member.isfile() else None)
+            for tar in (old, new):  # they keep all that they have seen
+                vars(tar)["members"] = []
+        new.close()
+        file.flush()
+        os.fsync(file.fileno())
+    shutil.copystat(path, target)
+    os.utime(target)
+
+
+def _plain_name(name: str) -> str:
+    return name.removeprefix("./")

@@ -1,0 +1,248 @@
+"""Media metadata of what is there already: prepared WebDatasets, and folders of plain files.
+
+A folder of plain files gets an `index.sqlite` with nothing but the metadata. Of a WebDataset the
+index is written again, from the tars and with the metadata; no other file changes. Both runs resume
+when they are started again, and both replace the index at the end, when all is done.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from energon_lite.core.errors import DatasetFormatError
+from energon_lite.extras.media.media_headers import MediaFile, MediaFilterConfig, media_rows
+from energon_lite.extras.prepare import decisions
+from energon_lite.extras.prepare.choose_shards import Shard, files_below, local_root
+from energon_lite.extras.prepare.indexing import ShardResult, kept_or_made, made_by, rows_path
+from energon_lite.extras.prepare.run import (
+    check_places,
+    media_warnings,
+    partial_folder,
+    read_all,
+    read_shards,
+)
+from energon_lite.formats import nvmeta
+from energon_lite.formats.nvmeta import META, is_utf8
+from energon_lite.formats.sqlite import INDEX_SQLITE, ShardRows, keep_media, read_offsets
+from energon_lite.storage import files
+
+_FILES_PER_TASK = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class MediaReport:
+    """What `prepare_media` found.
+
+    Attributes:
+        path: the folder.
+        stored: number of files whose metadata were stored.
+        is_webdataset: whether the files are members of tars.
+        warnings: what is odd: files that cannot be read, that need PyAV, or are gone.
+    """
+
+    path: Path
+    stored: int
+    is_webdataset: bool
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the report as JSON-serialisable values."""
+        return {**dataclasses.asdict(self), "path": str(self.path)}
+
+
+def prepare_media(
+    path: str | os.PathLike[str],
+    media_filter: MediaFilterConfig,
+    *,
+    num_workers: int | None = None,
+    progress: Callable[[decisions.Progress], None] | None = None,
+    watch: decisions.Watch = decisions.unwatched,
+) -> MediaReport:
+    """Stores the metadata of the images, videos and recordings of a folder.
+
+    What an earlier run stored of other files is kept.
+
+    Args:
+        path: a prepared WebDataset, or a folder of files.
+        media_filter: which files get metadata: `MediaFilterConfig.parse(...)`.
+        num_workers: processes; by default one per core, at most 16. 0 and 1: this process.
+        progress: called after each shard, or after some files.
+        watch: wraps the iterator over the shards, or over groups of files.
+
+    Raises:
+        ValueError: It is no folder, or has no file that is chosen.
+        OSError: There is no such folder, or it cannot be written to.
+        DatasetFormatError: The tars are not those that were prepared.
+        RuntimeError: A worker process died, or another run prepares the folder at this time.
+    """
+    file = Path(path)
+    if file.is_file():
+        raise ValueError(
+            f"{file}: 'prepare-media' only supports WebDatasets or filesystem datasets; name the "
+            "folder that has the media files"
+        )
+    root = local_root(path)
+    request = decisions.Request(
+        tar_index_only=True, media_filter=media_filter, num_workers=num_workers,
+        progress=progress, watch=watch,
+    )  # fmt: skip
+    is_webdataset = nvmeta.is_prepared(root)
+    if is_webdataset:
+        plan = decisions.plan_again(root, request)
+    else:
+        plan = decisions.Plan(root, request, [], None, None, {}, None)
+    target = root / META / INDEX_SQLITE
+    written = plan._replace(shards=[], texts={})
+    check_places(written)
+    with files.errors_of(root), partial_folder(written) as folder:
+        results = (_read_tars if is_webdataset else _read_folder)(plan, folder)
+        is_there = None if is_webdataset else lambda key: files.is_file(root / key)
+        dropped = keep_media(folder / INDEX_SQLITE, target, is_there)
+        (folder / INDEX_SQLITE).replace(target)
+    stored, warnings = media_warnings(results, dropped)
+    return MediaReport(root, stored, is_webdataset, tuple(warnings))
+
+
+def _read_tars(plan: decisions.Plan, folder: Path) -> list[ShardResult]:
+    """Writes the index of a WebDataset again, with media metadata, in `folder`."""
+    results = read_shards(plan, folder)
+    for result in results:
+        offsets = nvmeta.read_index(result.shard.path, (plan.old_counts or {})[result.shard.name])
+        if offsets.tolist()[1:] != read_offsets(result.rows)[1:]:
+            raise DatasetFormatError(
+                f"{result.shard.path}: is not the tar that was prepared; run `energon-lite prepare "
+                f"{plan.root} --tar-index-only` first"
+            )
+    return results
+
+
+# -------------------------------------------------------------------------------- plain files
+
+
+class _FileGroup(NamedTuple):
+    """Some files of a folder: name, size and time of the last change of each."""
+
+    root: Path
+    files: list[tuple[str, int, int]]
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the files."""
+        return sum(size for _, size, _ in self.files)
+
+
+def _read_folder(plan: decisions.Plan, folder: Path) -> list[ShardResult]:
+    """Makes the index of a folder of files in `folder`."""
+    media_filter = plan.request.media_filter
+    assert media_filter is not None
+    groups = _file_groups(plan.root, media_filter)
+    total = sum(group.size_bytes for group in groups)
+    read = partial(_read_group, folder=folder, media_filter=media_filter)
+    return read_all(plan, folder, read, groups, total, has_samples=False)
+
+
+def _file_groups(root: Path, media_filter: MediaFilterConfig) -> list[_FileGroup]:
+    """Returns the files of a folder that may get metadata, in groups for one worker each.
+
+    Raises:
+        ValueError: There is none.
+    """
+    names = files_below(root)
+    chosen = sorted(n for n in names if is_utf8(n) and media_filter.should_consider_media(n))
+    if not chosen:
+        hint = ""
+        if any(name.endswith(".tar") for name in names):
+            hint = f". To use its tars as a dataset, run `energon-lite prepare {root}` first"
+        raise ValueError(
+            f"{root}: No media files found to process: none of {len(names):,} files is chosen by "
+            f"{media_filter.strategy.value} {', '.join(media_filter.patterns)}".rstrip()
+            + hint
+        )
+    groups = []
+    for start in range(0, len(chosen), _FILES_PER_TASK):
+        statuses = [(n, (root / n).stat()) for n in chosen[start : start + _FILES_PER_TASK]]
+        groups.append(_FileGroup(root, [(n, s.st_size, s.st_mtime_ns) for n, s in statuses]))
+    return groups
+
+
+def _read_group(group: _FileGroup, folder: Path, media_filter: MediaFilterConfig) -> ShardResult:
+    """Writes the metadata of some files, or takes those of an earlier run."""
+
+    def make() -> tuple[ShardRows, dict[str, Any]]:
+        found = media_rows((MediaFile(n, group.root / n) for n, _, _ in group.files), media_filter)
+        return ShardRows([], [], found.rows), {"media": [len(found.rows), *found[1:]]}
+
+    name = f"files {group.files[0][0]}"
+    rows = rows_path(folder, name)
+    record, is_resumed = kept_or_made(rows, [group.files, *made_by(media_filter)], make)
+    return ShardResult(
+        Shard(name, group.root), rows, group.size_bytes, is_resumed,
+        samples=len(group.files), parts={}, warning="", **record,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------ with the arguments of Energon's
+
+
+def add_media_metadata(
+    parent_path: str | os.PathLike[str],
+    *,
+    media_filter: MediaFilterConfig,
+    workers: int = 32,
+    progress_fn: decisions.Watch = decisions.unwatched,
+    index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
+) -> int:
+    """Adds media metadata to the index of a prepared WebDataset.
+
+    Args:
+        parent_path: the folder.
+        media_filter: which files get metadata.
+        workers: processes, at most.
+        progress_fn: wraps the iterator over the shards: `progress_fn(iterator, total)`.
+        index_sqlite_tmp_path: not used; the index is built beside its place.
+
+    Returns:
+        The number of files with metadata.
+
+    Raises:
+        FileNotFoundError: The folder is no prepared WebDataset.
+    """
+    del index_sqlite_tmp_path
+    nvmeta.read_info(local_root(parent_path))
+    report = prepare_media(parent_path, media_filter, num_workers=workers, watch=progress_fn)
+    return _stored(report)
+
+
+def prepare_filesystem_dataset(
+    root_path: str | os.PathLike[str],
+    media_filter: MediaFilterConfig,
+    *,
+    progress: bool = False,
+    workers: int = 16,
+    index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
+) -> int:
+    """Stores the media metadata of a folder of files.
+
+    Args:
+        root_path: the folder.
+        media_filter: which files get metadata.
+        progress: accepted, without effect: `prepare_media` has a function for it.
+        workers: processes, at most.
+        index_sqlite_tmp_path: not used; the index is built beside its place.
+
+    Returns:
+        The number of files with metadata.
+    """
+    del progress, index_sqlite_tmp_path
+    return _stored(prepare_media(root_path, media_filter, num_workers=workers))
+
+
+def _stored(report: MediaReport) -> int:
+    for warning in report.warnings:
+        files.warn_once(f"{report.path}: {warning}")
+    return report.stored

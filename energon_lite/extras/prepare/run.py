@@ -1,0 +1,432 @@
+"""`prepare_dataset`: from a folder of tars to a dataset that can be loaded.
+
+First all decisions, then one pass over the tars, then all files at once; `.info.json`, which makes
+a folder a dataset, comes last. So a run that fails or is killed leaves no half-made dataset.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from energon_lite.core.errors import DatasetFormatError
+from energon_lite.extras.media.av_streams import INSTALL
+from energon_lite.extras.media.media_headers import MediaFilterConfig
+from energon_lite.extras.prepare import decisions
+from energon_lite.extras.prepare.choose_shards import Ratio, Shard, local_root, size_of
+from energon_lite.extras.prepare.indexing import ORIGINAL, ShardResult, index_shard, rename_samples
+from energon_lite.extras.prepare.odd_parts import odd_parts
+from energon_lite.extras.prepare.pool import ordered_results
+from energon_lite.extras.prepare.report import PrepareReport, SplitCount
+from energon_lite.formats import nvmeta
+from energon_lite.formats.known import format_of
+from energon_lite.formats.nvmeta import INFO_JSON, INFO_YAML, META
+from energon_lite.formats.sqlite import INDEX_SQLITE, keep_media, new_index, read_offsets
+from energon_lite.storage import files
+from energon_lite.storage.local_paths import local_path
+
+# The version of Energon whose formats these are.
+FORMAT_VERSION = "7.4.1"
+_ERRORS_SHOWN = 10
+logger = logging.getLogger(__name__)
+
+PARTIAL = "prepare.partial"
+
+
+@contextmanager
+def partial_folder(plan: decisions.Plan) -> Iterator[Path]:
+    """Yields the folder for the rows, locked against a second run; removed after success."""
+    folder = plan.root / META / PARTIAL
+    try:
+        files.make_folder(folder)
+        lock = os.fdopen(files.open_own(folder / "lock"), "w")
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise files.explained(error, folder) from None
+        raise PermissionError(
+            f"{plan.root} cannot be written to ({error.strerror}: {folder}); a prepared dataset "
+            f"has a folder {META} and an index next to each tar. Prepare a folder of links to the "
+            f"tars: `mkdir FOLDER && ln -s {plan.root.absolute()}/*.tar FOLDER`"
+        ) from None
+    with lock:
+        try:
+            # Not flock: worker processes would inherit it, and hold it after a kill.
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RuntimeError(f"another run is preparing {plan.root}; wait for it") from None
+        except OSError:
+            pass  # no locks on this file system
+        tars = [shard.path for shard in plan.shards]
+        written = {INFO_JSON, INFO_YAML, *plan.texts}
+        written.update(path.name for tar in tars for path in (tar, nvmeta.index_path(tar)))
+        for place in (plan.root / META, *plan.folders):
+            if not os.access(place, os.W_OK):
+                raise PermissionError(f"{place} cannot be written to; the indexes go there")
+            files.remove_leftovers(place, written)
+        yield folder
+        shutil.rmtree(folder)
+
+
+def check_places(plan: decisions.Plan) -> None:
+    """Refuses to write where links lead out of the dataset.
+
+    Raises:
+        DatasetFormatError: Names the folder, where the link leads, and how to allow it.
+    """
+    partial = plan.root / META / PARTIAL
+    if partial.is_symlink():
+        raise DatasetFormatError(f"{partial} is a link; move it away")
+    for folder in sorted({partial, *plan.folders}):
+        if files.leads_out(folder, plan.root):
+            raise DatasetFormatError(
+                f"{folder}: a link leads out of the dataset, to {files.resolved(folder)}, where "
+                "nothing is written unasked. If that is meant, let follow_links=True "
+                "(--follow-links) write there; or link the tars themselves, not their folder"
+            )
+
+
+def prepare_dataset(
+    path: str | os.PathLike[str],
+    *,
+    split_ratio: Ratio | None = None,
+    split_parts: decisions.SplitParts | None = None,
+    sample_type: str | None = None,
+    field_map: Mapping[str, str | list[str]] | None = None,
+    split_config: str = nvmeta.DEFAULT_SPLIT,
+    dataset_config: str = nvmeta.DEFAULT_DATASET,
+    exclude: str | None = None,
+    num_workers: int | None = None,
+    shuffle_seed: int | None = None,
+    tar_index_only: bool = False,
+    fix_duplicates: bool = False,
+    force_overwrite: bool = False,
+    dry_run: bool = False,
+    progress: Callable[[decisions.Progress], None] | None = None,
+    paths: Iterable[str | os.PathLike[str]] | None = None,
+    follow_links: bool = False,
+    media_filter: MediaFilterConfig | None = None,
+) -> PrepareReport:
+    """Indexes the tars of a folder and writes its `.nv-meta`; or indexes a JSONL file.
+
+    A run that was interrupted resumes when it is started again.
+
+    Args:
+        path: the folder, with all `.tar` files in it and below; or a `.jsonl` file, to be indexed.
+        split_ratio: shares of train, val and test, `"8,1,1"`; or by name, `{"train": 0.9, ...}`.
+        split_parts: regular expressions by part, from the start of a shard's path; win over ratios.
+        sample_type: `"CaptioningSample"`, ..., or `"CrudeWebdataset"`; None: no `dataset.yaml`.
+        field_map: for each field of the sample type the part that it is taken from.
+        split_config: file name in `.nv-meta`.
+        dataset_config: file name in `.nv-meta`.
+        exclude: regular expression; a tar whose relative path holds a match is skipped.
+        num_workers: processes; by default one per core, at most 16. 0 and 1: this process.
+        shuffle_seed: shuffles the shards before they are split by ratio.
+        tar_index_only: only indexes a prepared dataset again, and corrects its counts.
+        fix_duplicates: where tars have samples of the same key, writes new tars with
+            `<tar>/<name>` as the names of members. The old ones stay, as `<tar>.orig`.
+        force_overwrite: prepares again, and replaces existing configs.
+        dry_run: reads and checks everything, writes nothing.
+        progress: called after each shard.
+        paths: only these tars, in this order: names in the folder, brace patterns, globs. With
+            `tar_index_only` only where it is not prepared: then indexes are all that is written.
+        follow_links: whether to write also where links to folders lead out of the folder.
+        media_filter: which files get media metadata; those of an earlier run are kept.
+
+    Raises:
+        ValueError: The options contradict each other, or do not fit the shards.
+        OSError: There is no such folder or no tar, it is prepared already, or not writable.
+        DatasetFormatError: Tars cannot be used; names file, key and members.
+        RuntimeError: A worker process died, or another run prepares the folder at this time.
+    """
+    request = decisions.Request(
+        split_ratio, split_parts, sample_type, field_map, split_config, dataset_config, exclude,
+        shuffle_seed, force_overwrite, paths, follow_links=follow_links, num_workers=num_workers,
+        tar_index_only=tar_index_only, fix_duplicates=fix_duplicates, dry_run=dry_run,
+        progress=progress, media_filter=media_filter,
+    )  # fmt: skip
+    return prepare_as(path, request)
+
+
+def prepare_as(path: str | os.PathLike[str], request: decisions.Request) -> PrepareReport:
+    """Does what `prepare_dataset` does, with the arguments in one value."""
+    place = local_path(path)
+    report: PrepareReport = format_of(place).prepare(place, request)
+    return report
+
+
+def prepare_folder(path: Path, request: decisions.Request) -> PrepareReport:
+    """Indexes the tars of a folder and writes its `.nv-meta`."""
+    root = local_root(path)
+    plan = (decisions.plan_again if request.tar_index_only else decisions.make_plan)(root, request)
+    dry_run = request.dry_run
+    if not (dry_run or request.follow_links):
+        check_places(plan)
+    with files.errors_of(root), ExitStack() as stack:
+        if dry_run:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="energon-lite-")))
+        else:
+            folder = stack.enter_context(partial_folder(plan))
+        try:
+            results = read_shards(plan, folder)
+        except _SharedKeys:
+            if dry_run or not request.fix_duplicates:
+                raise
+            _rename(plan)
+            results = read_shards(plan, folder)
+        parts: Counter[str] = Counter()
+        for result in results:
+            parts.update(result.parts)
+        num_samples = sum(result.samples for result in results)
+        odd = _odd_parts(plan, folder / INDEX_SQLITE, num_samples, parts)
+        dropped = 0 if dry_run else _commit(plan, folder, results)
+    return _report(plan, results, dropped, parts, odd)
+
+
+def read_shards(plan: decisions.Plan, folder: Path) -> list[ShardResult]:
+    """Reads all tars and makes the index database in `folder`."""
+    index = partial(index_shard, media_filter=plan.request.media_filter)
+    tasks = [(shard, folder) for shard in plan.shards]
+    return read_all(plan, folder, index, tasks, sum(map(size_of, plan.shards)))
+
+
+def read_all(
+    plan: decisions.Plan,
+    folder: Path,
+    read: Callable[[Any], ShardResult],
+    tasks: Sequence[Any],
+    num_bytes: int,
+    has_samples: bool = True,
+) -> list[ShardResult]:
+    """Reads tars, or groups of other files, in parallel; makes the index database in `folder`."""
+    request, media = plan.request, plan.request.media_filter
+    results: list[ShardResult] = []
+    errors: list[Exception] = []
+    samples = size = 0
+    row = None if media is None else media.row()
+    with new_index(folder / INDEX_SQLITE, row, has_samples=has_samples) as add:
+        found = request.watch(ordered_results(read, tasks, request.num_workers), len(tasks))
+        for number, result in enumerate(found):
+            if isinstance(result, Exception):
+                errors.append(result)
+            else:
+                twice = add(result.rows, number)
+                if twice is not None:
+                    errors.append(_duplicate(result.shard, *twice, plan))
+                results.append(result)
+                samples, size = samples + result.samples, size + result.size_bytes
+            if request.progress is not None:
+                at = decisions.Progress(number + 1, len(tasks), samples, size, num_bytes)
+                request.progress(at)
+        if errors:
+            raise _combined(errors, len(tasks))
+    return results
+
+
+class _SharedKeys(DatasetFormatError):
+    """The tars are valid, but some of them have samples of the same key."""
+
+
+def _duplicate(shard: Shard, key: str, first: int, plan: decisions.Plan) -> _SharedKeys:
+    return _SharedKeys(
+        f"{shard.path}: sample key {key!r} is also in {plan.shards[first].path}; a key must be "
+        "unique in the dataset. Let --fix-duplicates (fix_duplicates=True) write the tars again "
+        "with their names before the keys, or exclude one (--exclude)"
+    )
+
+
+def _rename(plan: decisions.Plan) -> None:
+    """Writes the tars again, with sample keys that begin with the name of the tar."""
+    if plan.splits is not None:  # what an earlier run wrote is wrong from here on
+        for name in (INFO_JSON, INFO_YAML):
+            files.remove(plan.root / META / name)
+    found = list(ordered_results(rename_samples, plan.shards, plan.request.num_workers))
+    errors = [result for result in found if isinstance(result, Exception)]
+    if errors:
+        raise _combined(errors, len(plan.shards))
+    renamed = sum(bool(result) for result in found)
+    logger.warning(
+        "%s: %d new tars with unique sample keys; the old ones are beside them, as *.tar%s. Remove "
+        "those when the new ones are as you want them", plan.root, renamed, ORIGINAL,
+    )  # fmt: skip
+
+
+def _combined(errors: Sequence[Exception], num_shards: int) -> Exception:
+    """Returns one error for those of several shards, or groups of files."""
+    if len(errors) == 1:
+        return errors[0]
+    kind = _SharedKeys if all(isinstance(e, _SharedKeys) for e in errors) else DatasetFormatError
+    lines = list(map(str, errors[:_ERRORS_SHOWN]))
+    lines += [f"and {len(errors) - _ERRORS_SHOWN} more"] if len(errors) > _ERRORS_SHOWN else []
+    text = "\n  ".join(lines)
+    return kind(f"{len(errors)} of {num_shards} shards cannot be used:\n  {text}")
+
+
+def media_warnings(results: Sequence[ShardResult], dropped: int = 0) -> tuple[int, list[str]]:
+    """Adds up what was found in parts of a dataset.
+
+    Args:
+        results: what was found in each.
+        dropped: entries of an earlier run that are gone.
+
+    Returns:
+        The number of files with metadata, and what is odd.
+    """
+    found = [result.media for result in results]
+    stored = sum(count[0] for count in found)
+    unreadable, without_pyav = sum(c[1] for c in found), sum(c[2] for c in found)
+    first = next((count[3] for count in found if count[3]), "")
+    lines = []
+    if unreadable:
+        lines.append(f"{unreadable:,} media files cannot be read, and have no metadata: {first}")
+    if without_pyav:
+        lines.append(
+            f"{without_pyav:,} video and audio files have no metadata, which need PyAV: {INSTALL}; "
+            "then run the same command again"
+        )
+    if dropped:
+        lines.append(
+            f"media metadata of {dropped:,} files of an earlier run are dropped, since the files "
+            "changed or are gone; choose them again with --media-metadata-by-..."
+        )
+    return stored, lines
+
+
+def _odd_parts(
+    plan: decisions.Plan, index: Path, num_samples: int, parts: Mapping[str, int]
+) -> list[str]:
+    """Checks that there are samples; returns what is odd about their parts."""
+    if plan.field_map is not None:
+        decisions.check_samples(plan.field_map, index, parts, num_samples, plan.root)
+    name = plan.request.sample_type
+    kind = None if name is None else decisions.sample_type_of(name)
+    errors, warnings = odd_parts(index, parts, num_samples, plan.field_map, kind)
+    return errors + warnings
+
+
+def _report(
+    plan: decisions.Plan,
+    results: Sequence[ShardResult],
+    dropped: int,
+    parts: dict[str, int],
+    odd: list[str],
+) -> PrepareReport:
+    counts = {result.shard.name: result.samples for result in results}
+    splits = {
+        part: SplitCount(len(names), sum(counts[name] for name in names))
+        for part, names in (plan.splits or {}).items()
+    }
+    warnings = [result.warning for result in results if result.warning] + odd
+    if plan.splits is not None:
+        unused = len(counts) - len({name for names in plan.splits.values() for name in names})
+        if unused:
+            warnings.append(f"{unused} of {len(counts)} shards are in no split part")
+    media_files, lines = media_warnings(results, dropped)
+    warnings += lines
+    written = [INDEX_SQLITE, *plan.texts, *([INFO_JSON] if plan.writes_info(counts) else [])]
+    return PrepareReport(
+        path=plan.root,
+        shards=len(results),
+        samples=sum(counts.values()),
+        size_bytes=sum(result.size_bytes for result in results),
+        splits=splits,
+        parts=dict(parts),
+        resumed_shards=sum(result.is_resumed for result in results),
+        written=("*.tar.idx", *(f"{META}/{name}" for name in written)),
+        warnings=tuple(warnings),
+        is_dry_run=plan.request.dry_run,
+        media_files=None if plan.request.media_filter is None else media_files,
+    )
+
+
+def _commit(plan: decisions.Plan, folder: Path, results: Sequence[ShardResult]) -> int:
+    """Writes all files; until the last one the folder is no dataset.
+
+    Returns:
+        Files of an earlier run that have no media metadata any more.
+    """
+    meta = plan.root / META
+    counts = {result.shard.name: result.samples for result in results}
+    had_yaml = files.is_there(meta / INFO_YAML)
+    dropped = 0
+    try:
+        dropped = keep_media(folder / INDEX_SQLITE, meta / INDEX_SQLITE)
+    except DatasetFormatError as error:  # a corrupt index is one reason to prepare again
+        logger.warning("%s. Its media metadata, if it had any, is not kept", error)
+    if plan.splits is not None:
+        files.remove(meta / INFO_JSON)
+        files.remove(meta / INFO_YAML)
+    for result in results:
+        nvmeta.write_index(result.shard.path, read_offsets(result.rows))
+    (folder / INDEX_SQLITE).replace(meta / INDEX_SQLITE)
+    for name, text in plan.texts.items():
+        files.write_atomically(meta / name, text.encode())
+    if plan.writes_info(counts):
+        nvmeta.write_info(plan.root, nvmeta.DatasetInfo(counts, FORMAT_VERSION), also_yaml=had_yaml)
+    return dropped
+
+
+# ------------------------------------------------------------ with the arguments of Energon's class
+
+
+def prepare_like_energon(
+    parent_path: str | os.PathLike[str],
+    paths: Iterable[str | os.PathLike[str]],
+    *,
+    split_parts_ratio: Sequence[tuple[str, float]] | None = None,
+    split_parts_patterns: Sequence[tuple[str, str]] | None = None,
+    split_config: str = "split.yaml",
+    shuffle_seed: int | None = 42,
+    progress_fn: decisions.Watch = decisions.unwatched,
+    workers: int = 32,
+    tar_index_only: bool = False,
+    media_filter: MediaFilterConfig | None = None,
+    fix_duplicates: bool = False,
+    index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
+) -> set[str]:
+    """Prepares the tars `paths` below `parent_path`, but writes no `dataset.yaml`.
+
+    As in Energon a folder that is prepared is prepared again, a split part may be empty, and a
+    shard may be in several; a warning is logged.
+
+    Args:
+        parent_path: the folder.
+        paths: the tars, relative to the folder: names, brace patterns, globs.
+        split_parts_ratio: (part, share) pairs, in order.
+        split_parts_patterns: (part, regular expression) pairs; they win over the ratio.
+        split_config: name of the split file in `.nv-meta`.
+        shuffle_seed: shuffles the shards before they are split by ratio; None keeps their order.
+        progress_fn: wraps the iterator over the shards: `progress_fn(iterator, total)`.
+        workers: processes, at most.
+        tar_index_only: only indexes the tars: of a prepared dataset those that it has.
+        media_filter: which files get media metadata.
+        fix_duplicates: writes new tars where some share sample keys, with `<tar>/<name>` as names.
+        index_sqlite_tmp_path: not used; the database is built beside its place.
+
+    Returns:
+        The names of the parts in the data.
+
+    Raises:
+        ValueError: As `prepare_dataset`; or an argument needs a feature that this version lacks.
+    """
+    del index_sqlite_tmp_path
+    request = decisions.Request(
+        None if tar_index_only else split_parts_ratio,
+        None if tar_index_only else split_parts_patterns,
+        split_config=split_config, shuffle_seed=shuffle_seed, force_overwrite=True, paths=paths,
+        on_odd=logger.warning, num_workers=workers, tar_index_only=tar_index_only,
+        fix_duplicates=fix_duplicates, watch=progress_fn, media_filter=media_filter,
+    )  # fmt: skip
+    report = prepare_as(parent_path, request)
+    for warning in report.warnings if media_filter is not None else ():
+        files.warn_once(f"{report.path}: {warning}")
+    return set(report.parts)

@@ -1,0 +1,1 @@
+"""Formats of files of samples: tar and JSONL, their metadata and indexes."""

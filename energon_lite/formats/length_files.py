@@ -1,0 +1,294 @@
+"""The length index: the lengths of every sample of a split part, in an array for each resource.
+
+It lies beside the metadata, in `.nv-meta/energon_lite/lengths/NAME`, that of a file `x` of samples
+in `x.lengths/NAME`; or, where NAME is an absolute path, in a folder below it named as the
+dataset's `index.uuid`, so that data may be read-only.
+`PART.npy` has the tokens, `PART.RESOURCE.npy` the lengths in another resource, `PART.json`
+names the data, and what measured them. A sample that was skipped or failed has length 0.
+
+`PartialLengths` keeps what was measured so far, whatever becomes of the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+
+from energon_lite.core.arrays import Int64Array, npy_view
+from energon_lite.core.errors import DatasetFormatError
+from energon_lite.formats.known import format_of
+from energon_lite.formats.nvmeta import INDEX_UUID, META
+from energon_lite.storage import files
+
+TOKENS = "tokens"
+_MAX_FACTS_BYTES = 1 << 20
+_LEFT_SEC = 60.0  # no process writes any more to a temporary file of this age
+_MAX_LENGTH = 1 << 40  # sums of lengths must not overflow
+_UNKNOWN = -1
+
+
+def lengths_path(root: PurePath, part: str, name: str, resource: str = TOKENS) -> PurePath:
+    """Returns where the index `name` of a split part lies.
+
+    Raises:
+        ValueError: The name is none of a folder.
+    """
+    if name.startswith("/"):
+        folder = PurePath(name) / _identity(root)
+    elif not name or name in (".", "..") or set("/\\") & set(name):
+        raise ValueError(
+            f"{name!r} is no name of a length index; it names a folder, as 'qwen2', or is an "
+            "absolute path, as '/scratch/lengths/qwen2'"
+        )
+    else:
+        folder = format_of(root).beside(root, "lengths")[1] / name
+    suffix = "" if resource == TOKENS else f".{resource}"
+    file = f"{part}{suffix}.npy"
+    if set("/\0") & set(file):
+        raise DatasetFormatError(
+            f"{root}: {part!a} and {resource!a} are to be in the name of a file, which has no "
+            "slash; rename the split part, or the resource"
+        )
+    return folder / file
+
+
+def _check_place(root: PurePath, name: str) -> None:
+    """Refuses to write an index where a link in the dataset leads out of it."""
+    folder = lengths_path(root, "", name).parent
+    home, _ = format_of(root).beside(root, "lengths")
+    if not name.startswith("/") and files.leads_out(folder, home):
+        raise DatasetFormatError(
+            f"{folder}: a link leads out of the dataset, to {files.resolved(folder)}. Write the "
+            "index elsewhere with --meta-dir DIR (meta_dir=...), or remove the link"
+        )
+
+
+def _identity(root: PurePath) -> str:
+    """Returns a name for a dataset that it keeps where it is moved."""
+    try:
+        return str(UUID(files.read_file(root / META / INDEX_UUID, 1000).decode().strip()))
+    except (OSError, ValueError):  # prepared by an old version
+        real = files.resolved(root)
+        return f"{real.name}-{zlib.crc32(os.fsencode(real)):08x}"
+
+
+def _facts_path(root: PurePath, part: str, name: str) -> PurePath:
+    return lengths_path(root, part, name).with_suffix(".json")
+
+
+def write_lengths(
+    root: PurePath,
+    part: str,
+    name: str,
+    lengths: Int64Array | Mapping[str, Int64Array],
+    data: str,
+    encoder: str = "",
+) -> PurePath:
+    """Writes an index; complete, or not at all.
+
+    Args:
+        root: folder of the dataset.
+        part: the split part.
+        name: of the index, for example that of a tokenizer.
+        lengths: tokens of each sample that is not excluded, shape (N,), each at least 0, in the
+            order of the part; or such an array for each resource, with "tokens" among them.
+        data: hash of the data, to notice that they changed.
+        encoder: names what measured, to notice that the code changed.
+
+    Returns:
+        The file of the tokens.
+    """
+    arrays = lengths if isinstance(lengths, Mapping) else {TOKENS: lengths}
+    path = lengths_path(root, part, name)
+    _check_place(root, name)
+    files.make_folder(path.parent)
+    facts = _facts_path(root, part, name)
+    targets = {resource: lengths_path(root, part, name, resource) for resource in arrays}
+    names = {facts.name, *(target.name for target in targets.values())}
+    files.remove_leftovers(path.parent, names, _LEFT_SEC)
+    # Until all is written there is no index: lengths without their facts are none.
+    files.remove(facts)
+    for resource, array in arrays.items():
+        with files.new_file(targets[resource]) as file:
+            np.save(file, np.asarray(array, dtype=np.int64), allow_pickle=False)
+    written = {
+        "data": data, "samples": len(arrays[TOKENS]), "resources": list(arrays),
+        "encoder": encoder,
+    }  # fmt: skip
+    files.write_atomically(facts, json.dumps(written).encode())
+    return path
+
+
+def _load_facts(root: PurePath, part: str, name: str) -> Any:
+    return json.loads(files.read_file(_facts_path(root, part, name), _MAX_FACTS_BYTES))
+
+
+def read_facts(root: PurePath, part: str, name: str) -> dict[str, Any] | None:
+    """Returns the facts of an index: `data`, `samples`, `resources`, `encoder`; or None."""
+    try:
+        facts = _load_facts(root, part, name)
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+        return None
+    resources = facts.get("resources") if isinstance(facts, dict) else None
+    is_valid = isinstance(resources, list) and all(isinstance(name, str) for name in resources)
+    return facts if is_valid else None
+
+
+def read_lengths(
+    root: PurePath, part: str, name: str, num_samples: int, data: str, resource: str = TOKENS
+) -> Int64Array:
+    """Opens an index.
+
+    Args:
+        root: folder of the dataset.
+        part: the split part.
+        name: of the index.
+        num_samples: samples that it must have.
+        data: hash of the data that it must be of.
+        resource: which lengths.
+
+    Returns:
+        The length of each sample, shape (N,); memory-mapped if they are many.
+
+    Raises:
+        FileNotFoundError: There is no such index.
+        DatasetFormatError: It is of other data, or corrupt.
+    """
+    path = lengths_path(root, part, name, resource)
+    folder, _, last = name.rpartition("/")
+    place = f" --meta-dir {folder}" if folder else ""
+    command = f"energon-lite lengths {root} --with module:Class --name {last}{place}"
+    lengths: Int64Array
+    try:
+        facts = _load_facts(root, part, name)
+        lengths = npy_view(files.map_file(path))
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"{path}: there is no length index {name!r} for split part {part!r}; write it with "
+            f"`{command}`"
+        ) from None
+    except Exception as error:  # numpy may raise anything for a corrupt header
+        problem = f"no readable length index ({error})"
+    else:
+        problem = _problem(facts, lengths, num_samples, data)
+        if not problem:
+            return lengths
+    raise DatasetFormatError(f"{path}: {problem}; write it again with `{command}`")
+
+
+def _problem(facts: Any, lengths: Int64Array, num_samples: int, data: str) -> str:
+    """Describes why an index cannot be used; empty if it can."""
+    if not isinstance(facts, dict) or lengths.ndim != 1 or lengths.dtype != np.int64:
+        return f"no length index, but {lengths.dtype} of shape {lengths.shape}"
+    counts = [facts.get("samples"), len(lengths)]
+    wrong = dict.fromkeys(f"{count!s:.40}" for count in counts if count != num_samples)
+    if wrong:
+        return (
+            f"the length index is of {' and '.join(wrong)} samples, the split part has "
+            f"{num_samples} now"
+        )
+    if lengths.min(initial=0) < 0 or lengths.max(initial=0) > _MAX_LENGTH:
+        return f"lengths of {lengths.min()} to {lengths.max()} are those of no sample"
+    if facts.get("data") != data:
+        return (
+            "the length index is of other data with as many samples (their hash was "
+            f"{facts.get('data')!r:.40} and is {data!r} now)"
+        )
+    return ""
+
+
+class PartialLengths:
+    """Lengths of N samples in R resources, in a file that is mapped into memory.
+
+    It resumes from what an interrupted process left, if that was of the same data and encoder.
+
+    Args:
+        root: folder of the dataset.
+        part: the split part.
+        name: of the index.
+        num_samples: N.
+        resources: names of the R resources.
+        data: hash of the data.
+        encoder: names what measures.
+
+    Raises:
+        PermissionError: The place of the index cannot be written to.
+    """
+
+    def __init__(
+        self,
+        root: PurePath,
+        part: str,
+        name: str,
+        num_samples: int,
+        resources: Sequence[str],
+        data: str,
+        encoder: str,
+    ) -> None:
+        self._target = (root, part, name)
+        self._resources = tuple(resources)
+        self._data = data
+        self._encoder = encoder
+        path = lengths_path(root, part, name)
+        self._path = path.with_name(path.name + ".partial")
+        self._facts_path = path.with_name(path.name + ".partial.json")
+        _check_place(root, name)
+        try:
+            files.make_folder(path.parent)
+            files.write_atomically(self._path.with_suffix(".try"), b"")
+            files.remove(self._path.with_suffix(".try"))
+        except OSError as error:
+            raise PermissionError(
+                f"{path.parent} cannot be written to ({error.strerror}): no place for the length "
+                f"index {name!r} of {root}. Write it elsewhere with --meta-dir DIR "
+                f"(meta_dir=...), and read it as lengths='DIR/{name.rpartition('/')[2]}'"
+            ) from None
+        shape = (num_samples, len(self._resources))
+        num_bytes = 8 * shape[0] * shape[1]
+        facts = {"data": data, "encoder": encoder, "resources": list(resources), "shape": shape}
+        text = json.dumps(facts).encode()
+        try:
+            is_left = files.read_file(self._facts_path, len(text)) == text
+            is_left &= files.size_of(self._path) == num_bytes
+        except (OSError, ValueError):
+            is_left = False
+        if not is_left:
+            self._remove()
+        self._lengths = files.mapped_array(self._path, shape)
+        if not is_left:
+            self._lengths[:] = _UNKNOWN
+            self._lengths.flush()
+            # Written last: with it the lengths count.
+            files.write_atomically(self._facts_path, text)
+
+    def _remove(self) -> None:
+        files.remove(self._facts_path)
+        files.remove(self._path)
+
+    def missing(self) -> Int64Array:
+        """Returns the numbers of samples that are not measured yet, rising."""
+        return np.flatnonzero(self._lengths[:, 0] == _UNKNOWN)
+
+    def put(self, samples: Int64Array, lengths: Int64Array) -> None:
+        """Records what was measured.
+
+        Args:
+            samples: shape (n,); their numbers in the part.
+            lengths: shape (n, R), each at least 0.
+        """
+        self._lengths[samples] = lengths
+
+    def finish(self) -> PurePath:
+        """Writes the index, and removes the partial one."""
+        columns = np.ascontiguousarray(self._lengths.T)
+        arrays = dict(zip(self._resources, columns, strict=True))
+        path = write_lengths(*self._target, arrays, self._data, self._encoder)
+        self._remove()
+        return path

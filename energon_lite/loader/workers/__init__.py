@@ -1,0 +1,1 @@
+"""Who computes the deliveries of a rank."""

@@ -1,0 +1,678 @@
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from PIL import Image
+from torch.distributed import checkpoint
+from typer.testing import CliRunner
+
+from energon_lite.balance import CostModel
+from energon_lite.extras.cli import app, options
+from energon_lite.extras.cli.wizard import Answers, NoAnswerError
+from energon_lite.extras.inspect.forecast import DEFAULT_COST
+from energon_lite.extras.lengths.length_index import DEFAULT_NAME
+from energon_lite.formats.nvmeta import (
+    DEFAULT_DATASET,
+    is_prepared,
+    read_dataset_config,
+    read_info,
+)
+
+from ..conftest import REPO, write_captions, write_tar, write_texts
+
+TYPED = ["--split-ratio", "2,1,1", "--sample-type", "TextSample", "--field-map", "text=txt"]
+
+
+@pytest.fixture
+def root(tmp_path):
+    write_texts(tmp_path / "data", samples_per_shard=5)
+    return tmp_path / "data"
+
+
+def run(*args: object, answers: str = ""):
+    """Runs the command; stdin is no terminal, and has the answers of a script."""
+    return CliRunner().invoke(app, [str(arg) for arg in args], input=answers)
+
+
+def test_prepare_info_and_lint_of_a_good_dataset_exit_with_zero(root):
+    prepared = run("prepare", root, *TYPED)
+    assert prepared.exit_code == 0
+    assert "20 samples in 4 shards" in prepared.stdout
+    assert "train: 10 samples in 2 shards" in prepared.stdout
+    info = run("info", root)
+    assert info.exit_code == 0
+    assert "sample type: TextSample (megatron.energon)" in info.stdout
+    assert "val: 25.0%, 5 samples in 1 shard\n" in info.stdout
+    lint = run("lint", root)
+    assert lint.exit_code == 0
+    assert "20 samples decoded (0 failed), 0 errors, 0 warnings" in lint.stdout
+
+
+def test_prepare_info_and_lint_of_a_jsonl_file_ask_nothing(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1}\n{"a": \n\n{"a": 3}\n')
+    prepared = run("prepare", path)
+    assert prepared.exit_code == 0
+    assert "Prepared" in prepared.stdout
+    assert "3 samples in 1 shard" in prepared.stdout
+    assert "1 of 3 lines are no JSON objects, from { to }, and will be skipped: line 2" in (
+        prepared.stdout
+    )
+    assert prepared.stdout.endswith("\nDone. Found 3 samples.\n")
+    assert "dataset.yaml" not in prepared.stderr
+    assert "JSONL, crude samples, in every split; indexed" in run("info", path).stdout
+    lint = run("lint", path)
+    assert lint.exit_code == 1
+    assert "line 2 (blank lines not counted)" in lint.stdout
+    refused = run("prepare", path, "--split-ratio", "8,1,1")
+    assert refused.exit_code == 2
+    assert "split_ratio is for folders of tars" in refused.stderr
+
+
+@pytest.mark.parametrize("command", ["prepare", "info", "lint"])
+def test_reports_are_also_json(root, command):
+    options = TYPED if command == "prepare" else []
+    if command != "prepare":
+        run("prepare", root, *TYPED)
+    result = run(command, root, *options, "--json")
+    assert result.exit_code == 0
+    report = json.loads(result.stdout)
+    assert report["shards"] == 4
+    assert report["samples"] == 20
+
+
+def test_field_maps_are_json_or_pairs(root):
+    args = ["--split-ratio", "2,1,1", "--sample-type", "TextSample", "--force-overwrite"]
+    for texts in (['{"text": "txt,md"}'], ["text=txt,md"]):
+        maps = [arg for text in texts for arg in ("--field-map", text)]
+        assert run("prepare", root, *args, *maps).exit_code == 0
+        assert read_dataset_config(root)["field_map"] == {"text": "txt,md"}
+
+
+def test_split_parts_are_chosen_by_pattern(root):
+    parts = ["--split-parts", "train:shard-000[0-2]", "--split-parts", "dev:shard-0003"]
+    assert run("prepare", root, *parts, "--skip-dataset-yaml").exit_code == 0
+    splits = json.loads(run("info", root, "--json").stdout)["splits"]
+    assert {name: split["samples"] for name, split in splits.items()} == {"train": 15, "dev": 5}
+
+
+@pytest.mark.parametrize(
+    ("args", "option"),
+    [
+        ([], "--split-ratio"),
+        (["--split-ratio", "2,1,1"], "--sample-type"),
+        (["--split-ratio", "2,1,1", "--sample-type", "TextSample"], "--field-map"),
+        ([*TYPED, "--field-map", "{text: txt}"], "--field-map"),
+        ([*TYPED, "--field-map", "text"], "--field-map"),
+        (["--split-parts", "train"], "--split-parts"),
+        (["--num-workers", "-1"], "--num-workers"),
+        (["--foo"], "--foo"),
+    ],
+)
+def test_a_missing_or_malformed_option_is_a_usage_error_that_names_it(root, args, option):
+    result = run("prepare", root, *args)
+    assert result.exit_code == 2
+    assert option in result.stderr
+    assert not is_prepared(root)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--split-ratio", "8,1", "--sample-type", "Nope"], "unknown sample type 'Nope'"),
+        (["--split-ratio", "8,1,1", "--skip-dataset-yaml"], "leaves 'val' empty"),
+        (["--split-parts", "a:*.tar", "--skip-dataset-yaml"], "looks like a glob"),
+    ],
+)
+def test_answers_that_do_not_fit_exit_with_two(root, args, message):
+    result = run("prepare", root, *args, *(["--field-map", "a=b"] if "Nope" in args else []))
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("command", ["prepare", "info", "lint"])
+def test_a_missing_folder_exits_with_one_and_a_message(tmp_path, command):
+    result = run(command, tmp_path / "none")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: ")
+    assert "does not exist" in result.stderr
+
+
+def test_a_bad_tar_exits_with_one_and_names_it(root):
+    (root / "shard-0002.tar").write_bytes(b"")
+    result = run("prepare", root, *TYPED)
+    assert result.exit_code == 1
+    assert "shard-0002.tar: the file is empty" in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_prepared_folder_is_prepared_again_only_by_option(root):
+    assert run("prepare", root, *TYPED).exit_code == 0
+    for given in (TYPED, []):
+        again = run("prepare", root, *given)
+        assert again.exit_code == 1
+        assert "is already prepared; use force_overwrite (--force-overwrite)" in again.stderr
+    assert run("prepare", root, *TYPED, "--force-overwrite").exit_code == 0
+    assert run("prepare", root, "--tar-index-only").exit_code == 0
+
+
+def test_a_dry_run_prints_what_it_would_write(root):
+    result = run("prepare", root, *TYPED, "--dry-run")
+    assert result.exit_code == 0
+    assert "Would prepare" in result.stdout
+    assert ".nv-meta/dataset.yaml" in result.stdout
+    assert not is_prepared(root)
+
+
+def test_only_the_tars_that_are_named_are_prepared(root):
+    typed = [*TYPED, "--split-ratio", "1,0,0"]
+    assert run("prepare", root, "shard-000{2..1}.tar", "*0.tar", *typed).exit_code == 0
+    assert list(read_info(root).shard_counts) == [f"shard-000{i}.tar" for i in (2, 1, 0)]
+    result = run("prepare", root, "other/*.tar", *typed, "--force-overwrite")
+    assert result.exit_code == 1
+    assert "other/*.tar matches no .tar file" in result.stderr
+
+
+def test_shuffled_tars_are_all_in_the_split(root):
+    assert run("prepare", root, *TYPED, "--shuffle-tars").exit_code == 0
+    assert json.loads(run("info", root, "--json").stdout)["splits"]["train"]["shards"] == 2
+    assert list(read_info(root).shard_counts) == [f"shard-{i:04d}.tar" for i in range(4)]
+
+
+def test_lint_exits_with_one_if_every_sample_fails(tmp_path):
+    write_tar(tmp_path / "a.tar", [(f"{i}.json", b"{broken") for i in range(3)])
+    fields = ["--sample-type", "TextSample", "--field-map", "text=json[a]"]
+    assert run("prepare", tmp_path, "--split-ratio", "1,0,0", *fields).exit_code == 0
+    result = run("lint", tmp_path)
+    assert result.exit_code == 1
+    assert "3 samples decoded (3 failed)" in result.stdout
+    assert "a.tar, sample '0'" in result.stdout
+
+
+def test_the_progress_bar_is_on_stderr_and_only_on_wish(root):
+    assert "Indexing shards" not in run("prepare", root, *TYPED, "--dry-run").output
+    result = run("prepare", root, *TYPED, "--progress")
+    assert "4/4" in result.stderr
+    assert "4/4" not in result.stdout
+
+
+def test_version_and_help_without_a_command():
+    assert run("--version").stdout.startswith("energon-lite ")
+    assert "prepare" in run("--help").stdout
+    for command in ("prepare", "info", "lint", "plan", "schema"):
+        assert run(command, "--help").exit_code == 0
+
+
+@pytest.fixture
+def blend(root):
+    """A metadataset of two splits of the prepared folder."""
+    assert run("prepare", root, *TYPED).exit_code == 0
+    path = root.parent / "blend.yaml"
+    path.write_text(
+        "__module__: energon_lite\n"
+        "__class__: MetadatasetV2\n"
+        "splits:\n"
+        "  train:\n"
+        "    blend:\n"
+        "      - {path: ./data, weight: 3}\n"
+        "      - {path: ./data, weight: 1, split_part: val, name: other}\n"
+    )
+    return path
+
+
+def test_plan_predicts_what_a_run_will_read(root, blend):
+    options = ["--steps", 10, "--batch-size", 4, "--world-size", 2, "--num-streams", 4]
+    result = run("plan", blend, *options)
+    assert result.exit_code == 0
+    assert "10 steps of 2 ranks x 4 samples, from 4 streams: 80 samples" in result.stdout
+    assert "warning: data/train: each of its 10 samples comes" in result.stdout
+    report = json.loads(run("plan", blend, *options, "--json").stdout)
+    assert [source["name"] for source in report["sources"]] == ["data/train", "other"]
+    assert sum(source["samples"] for source in report["sources"]) == report["samples"] == 80
+    folder = run("plan", root, "--steps", 100, "--no-repeat", "--split-part", "val")
+    assert "5 of 100 steps of 1 rank x 1 sample" in folder.stdout
+    assert "warning: the pass ends after 5 of 100 steps" in folder.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        ([], 2, "--steps"),
+        (["--steps", "0"], 2, "--steps"),
+        (["--steps", "1", "--split-part", "tain"], 1, "no split 'tain'. Did you mean 'train'?"),
+        (["--steps", "1", "--no-repeat"], 2, "`until: first` or `until: all_once`"),
+    ],
+)
+def test_an_impossible_plan_names_the_reason(blend, args, code, message):
+    result = run("plan", blend, *args)
+    assert result.exit_code == code
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_schema_prints_that_of_the_docs():
+    result = run("schema")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == json.loads(
+        (REPO / "docs/metadataset.schema.json").read_text()
+    )
+
+
+COMMAND = [sys.executable, "-c", "from energon_lite.extras.cli import main; main()"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPO), "COLUMNS": "200"}
+
+
+def python(code: str) -> str:
+    """The last line that code prints in a new process."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+ALL_TYPES = """0. CaptioningSample
+1. ImageClassificationSample
+2. ImageSample
+3. InterleavedSample
+4. MultiChoiceVQASample
+5. OCRSample
+6. Sample
+7. SimilarityInterleavedSample
+8. TextSample
+9. VQASample
+10. VidQASample
+11. Crude sample (plain dict for cooking)
+12. VQAOCRSample
+"""
+
+
+def test_answers_of_energons_wizard_are_taken_in_its_order_with_its_numbers(tmp_path):
+    """The answers of a script that is written for `energon prepare`."""
+    write_captions(tmp_path, num_shards=4, samples_per_shard=2)
+    answers = "2,1,1\ny\n0\ny\njpg\ntxt\n"
+    result = run("prepare", tmp_path, answers=answers)
+    assert result.exit_code == 0, result.output
+    assert ALL_TYPES in result.stdout
+    assert read_dataset_config(tmp_path) == {
+        "sample_type": {"__module__": "megatron.energon", "__class__": "CaptioningSample"},
+        "field_map": {"image": "jpg", "caption": "txt"},
+    }
+    again = run("prepare", tmp_path, answers="y\n1,1,0\nYes\n11\n")
+    assert again.exit_code == 0, again.output
+    assert "It seems the dataset had already been prepared." in again.stdout
+    assert read_dataset_config(tmp_path)["__class__"] == "CrudeWebdataset"
+    stays = run("prepare", tmp_path, answers="y\n1,1,0\nn\n")
+    assert stays.exit_code == 0
+    assert read_dataset_config(tmp_path)["__class__"] == "CrudeWebdataset"
+    assert run("prepare", tmp_path, answers="n\n").exit_code == 1
+
+
+def test_optional_fields_are_passed_over_by_an_empty_answer(tmp_path):
+    write_captions(tmp_path, num_shards=4, samples_per_shard=2)
+    result = run("prepare", tmp_path, answers="2,1,1\ny\n1\n\njpg\n\ntxt,json[a]\n")
+    assert result.exit_code == 0, result.output
+    assert read_dataset_config(tmp_path)["field_map"] == {
+        "image": "jpg",
+        "label_name": "txt,json[a]",
+    }
+
+
+def test_no_question_is_put_that_an_option_answers(tmp_path):
+    write_captions(tmp_path, num_shards=4, samples_per_shard=2)
+    result = run(
+        "prepare", tmp_path, "--split-ratio", "2,1,1", "--sample-type", "CaptioningSample",
+        answers="y\njpg\ntxt\n",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "sample types are available" not in result.stdout
+    assert "train/val/test split" not in result.stdout
+
+
+@pytest.mark.parametrize("way", ["answers", "option"])
+def test_a_sample_loader_of_ones_own_is_begun(root, way):
+    options = ["--split-ratio", "2,1,1", "--sample-type", "TextSample"]
+    more = ["--non-interactive"] if way == "option" else []
+    result = run("prepare", root, *options, *more, answers="" if more else "n\n")
+    assert result.exit_code == 0, result.output
+    assert "Edit .nv-meta/sample_loader.py" in result.stderr
+    assert read_dataset_config(root)["sample_loader"] == "sample_loader.py:sample_loader"
+    code = root / ".nv-meta/sample_loader.py"
+    assert "part in ('txt',)" in code.read_text()
+    code.write_text(code.read_text().replace("TODO", "txt"))
+    assert run("lint", root, "--trust").exit_code == 0
+    assert run("prepare", root, *options, *more, "--force-overwrite", answers="n\n").exit_code == 0
+    assert "TODO" not in code.read_text().splitlines()[5]
+
+
+def test_without_a_sample_type_energons_scripts_write_no_dataset_yaml(root):
+    result = run("prepare", root, "--non-interactive", "--split-ratio", "2,1,1")
+    assert result.exit_code == 0
+    assert "No dataset.yaml was written; give --sample-type" in result.stderr
+    assert not (root / ".nv-meta/dataset.yaml").exists()
+
+
+@pytest.mark.parametrize("ratio", ["8", "1,2,3,4", "1,-1,1", "0,0,0", "a,b,c", "8,1,1"])
+def test_a_ratio_that_cannot_work_is_refused_before_the_other_questions(root, ratio):
+    result = run("prepare", root, "--split-ratio", ratio, answers="y\n8\ny\ntxt\n")
+    assert result.exit_code == 2
+    assert "split ratio" in result.stderr
+    assert "?" not in result.stdout
+    assert not list(root.rglob("*.idx"))
+
+
+def test_a_script_without_an_answer_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr("energon_lite.extras.cli.wizard.LIMIT_SEC", 0.05)
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        os.write(writing, "é\nno\nhalf".encode())
+        answers = Answers(True)
+        assert answers.text("a?") == "é"
+        assert answers.yes("b?", default=True) is False
+        assert answers.text("c?") == "half"
+        with pytest.raises(NoAnswerError):
+            answers.text("d?")
+        os.close(writing)
+
+
+def test_every_option_of_energon_is_known(root):
+    energon = [
+        "--no-progress", "--split-ratio", "2,1,1", "--exclude", "nothing", "--num-workers", "1",
+        "--shuffle-tars", "--fix-duplicates", "--non-interactive", "--force-overwrite",
+        "--dataset-yaml-name", "other.yaml", "--sample-type", "TextSample", "--tmp-path", "/tmp",
+        "--field-map", '{"text": "txt"}',
+    ]  # fmt: skip
+    assert run("prepare", root, *energon).exit_code == 0
+    assert run("prepare", root, "--tar-index-only", "--progress", "--num-workers", 1).exit_code == 0
+    both = ["--split-config", "split.yaml", "--dataset-config", "other.yaml"]
+    assert run("info", root, *both).exit_code == 0
+    assert run("lint", root, *both, "--split-parts", "train,val", "--parallel", 1).exit_code == 0
+    for option in ("--media-metadata-by-header", "--media-metadata-by-glob=*.txt"):
+        again = run("prepare", root, *energon, option)
+        assert again.exit_code == 0, again.output
+        assert "media metadata of 0 files" in again.stdout
+        refused = run("prepare", root, "--tar-index-only", option)
+        assert refused.exit_code == 2
+        assert "run `energon-lite prepare-media` after it" in refused.stderr
+    for short in (["-h"], ["prepare", "-h"], ["-V"]):
+        assert run(*short).exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["analyze-debug"])
+def test_commands_of_energon_that_are_missing_name_their_replacement(command):
+    result = run(command, "info", "some/path", "--new-world-size", 4)
+    assert result.exit_code == 2
+    assert f"energon-lite {command}: not in this version; " in result.stderr
+    assert command not in run("--help").stdout.split()
+
+
+def test_commands_are_objects_under_energons_names(root):
+    from energon_lite.cli import main
+    from energon_lite.cli.main import main as group
+    from energon_lite.cli.main import prepare_command
+    from energon_lite.tools.checkpoint import command_redist
+    from energon_lite.tools.info import command as info_command
+    from energon_lite.tools.prepare import command
+
+    assert command is prepare_command is group.commands["prepare"]
+    assert command_redist is group.commands["checkpoint"].commands["redist"]
+    assert callable(main)
+    assert main is not group
+    args = [str(root), "--split-ratio", "2,1,1", "--skip-dataset-yaml", "--no-progress"]
+    for do, given, printed in ((command, args, "Done\n"), (info_command, args[:1], "20 samples")):
+        stdout = io.StringIO()
+        with contextlib.redirect_stdout(stdout), pytest.raises(SystemExit) as end:
+            do.main(args=given, prog_name="energon")
+        assert end.value.code in (None, 0)
+        assert printed in stdout.getvalue()
+
+
+def test_empty_split_parts_are_linted_without_an_error(root):
+    assert run("prepare", root, *TYPED, "--split-ratio", "1,0,0").exit_code == 0
+    assert run("lint", root, "--split-parts", "train,val,test").exit_code == 0
+    assert run("lint", root, "--split-parts", "dev").exit_code == 1
+
+
+def test_a_metadataset_is_described_and_checked(blend):
+    info = run("info", blend)
+    assert info.exit_code == 0
+    assert "train: 15 samples in 2 sources" in info.stdout
+    assert "other: 5 samples in 1 shard, part 'val' of" in info.stdout
+    report = json.loads(run("info", blend, "--json").stdout)
+    assert [source["samples"] for source in report["metadataset"]["train"]] == [10, 5]
+    blend.write_text(blend.read_text().replace("split_part: val", "split_part: dev"))
+    assert "other: " in run("info", blend).stdout
+    assert "there is nothing to prepare" in run("prepare", blend).stdout
+    blend.write_text(blend.read_text().replace("weight", "wieght"))
+    assert run("prepare", blend).exit_code == 1
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("args", ["--help", "prepare --help", "info --help", "lengths -h", "-V"])
+def test_help_imports_neither_torch_nor_numpy(args):
+    code = (
+        "import sys\nfrom energon_lite.extras.cli import app\n"
+        f"try: app({args.split()!r})\nexcept SystemExit: pass\n"
+        "print([m for m in ('torch', 'numpy', 'rich.progress') if m in sys.modules])"
+    )
+    assert python(code) == "[]"
+
+
+@pytest.mark.processes
+def test_info_of_a_folder_imports_no_torch(root):
+    assert run("prepare", root, *TYPED).exit_code == 0
+    code = (
+        f"import sys\nfrom energon_lite.extras.cli import app\ntry: app(['info', {str(root)!r}])\n"
+        "except SystemExit as end: print(end.code, 'torch' in sys.modules)"
+    )
+    assert python(code) == "0 False"
+
+
+def test_defaults_that_help_shows_are_those_of_the_library():
+    assert options.LENGTHS_NAME == DEFAULT_NAME
+    assert options.DATASET_YAML == DEFAULT_DATASET
+    assert CostModel(1, 1 / 24_576) == DEFAULT_COST
+    assert "4.0690104166666664e-05" in run("balance", "--help").stdout
+
+
+def test_everything_that_commands_load_by_name_exists():
+    code = "".join(path.read_text() for path in (REPO / "energon_lite/extras/cli").glob("*.py"))
+    names = re.findall(r'late\("([\w.]+)"\)', code)
+    names += [f"extras.inspect.text.{text}" for text in re.findall(r'"(\w+_text)", as_json', code)]
+    assert len(names) > 20
+    for name in names:
+        options.late(name)
+
+
+@pytest.mark.processes
+def test_a_closed_stdin_never_makes_it_wait(root):
+    # Not by `preexec_fn`: that runs Python between fork and exec, and may wait forever for a lock
+    # that another thread of the tests held.
+    command = ["sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, "prepare", str(root)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
+    assert result.returncode == 2
+    assert "--split-ratio" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.processes
+def test_on_a_terminal_it_asks_for_what_is_missing(root):
+    parent, child = pty.openpty()
+    command = [*COMMAND, "prepare", str(root)]
+    with subprocess.Popen(
+        command, stdin=child, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
+    ) as process:
+        os.close(child)
+        os.write(parent, b"8,1,1\n2,1,1\ny\nNope\n6\n8\ny\npng\n\ntxt\n")
+        try:
+            output, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+            os.close(parent)
+    assert process.returncode == 0, errors
+    assert b"leaves 'val' empty" in output
+    assert b"'Nope' is not a sample type of the list" in output
+    assert b"'6' is not a sample type of the list" in output
+    assert output.count(b"That type doesn't exist in the WebDataset") == 2
+    assert read_dataset_config(root)["field_map"] == {"text": "txt"}
+
+
+def test_the_package_does_not_import_the_command_line():
+    code = "import sys, energon_lite; print([m for m in ('typer', 'rich') if m in sys.modules])"
+    assert python(code) == "[]"
+
+
+# Media metadata and states
+
+
+def test_media_metadata_are_stored_in_a_dataset_and_in_a_folder(tmp_path):
+    write_captions(tmp_path / "data", num_shards=2, samples_per_shard=3)
+    options = ["--split-ratio", "1,0,0", "--skip-dataset-yaml", "--non-interactive"]
+    result = run("prepare", tmp_path / "data", *options, "--media-metadata-by-glob", "*2.jpg")
+    assert "media metadata of 1 file\n" in result.stdout
+    result = run("prepare-media", tmp_path / "data", "--media-metadata-by-extension")
+    assert result.stdout.endswith("Done. Stored metadata for 6 files.\n")
+    (tmp_path / "files").mkdir()
+    Image.new("RGB", (5, 4)).save(tmp_path / "files/a.png")
+    result = run("prepare-media", tmp_path / "files", "--media-metadata-by-header", "--json")
+    assert json.loads(result.stdout)["stored"] == 1
+    assert "Prepared filesystem dataset" in run(
+        "prepare-media", tmp_path / "files", "--media-metadata-by-header"
+    ).stdout  # fmt: skip
+    for options in ([], ["--media-metadata-by-header", "--media-metadata-by-extension"]):
+        refused = run("prepare-media", tmp_path / "files", *options)
+        assert refused.exit_code == 2
+        assert "Exactly one of GLOB, HEADER, or EXTENSION" in refused.stderr
+
+
+@pytest.fixture
+def states() -> list[dict]:
+    return json.loads((REPO / "tests/golden/state-v5.json").read_text())["plain"]["states"]
+
+
+def test_states_are_described_of_json_and_of_torch_files(states, tmp_path):
+    files = [tmp_path / f"rank{i}.json" for i in range(2)]
+    for path, state in zip(files, states, strict=True):
+        path.write_text(json.dumps(state))
+    result = run("checkpoint", "info", *files)
+    assert result.exit_code == 0, result.output
+    assert "Checkpoint type: Per-rank checkpoint files, 2 states" in result.stdout
+    assert "Number of DP ranks: 2\nNumber of streams: 4\n\n" in result.stdout
+    assert "  Rank 1 (rank1.json):\n    Pass 0\n" in result.stdout
+    assert "    Batches since the pass, or a virtual epoch, began: 7\n" in result.stdout
+    assert "    texts/train: 21 samples read (also into buffers), 0 skipped" in result.stdout
+    alone = run("checkpoint", "info", files[1])
+    assert "warning: no state of rank 0: those of all 2 ranks are needed" in alone.stdout
+    megatron = {"iteration": 7, "dataloader_state_dict": states[0], "model": torch.zeros(3)}
+    torch.save(megatron, tmp_path / "model.pt")
+    together = {"trainer": {"data": {"loader_state": json.dumps(states)}}}
+    torch.save(together, tmp_path / "all.pt")
+    assert "1 state of" in run("checkpoint", "info", tmp_path / "model.pt").stdout
+    report = json.loads(run("checkpoint", "info", tmp_path / "all.pt", "--json").stdout)
+    assert [state["rank"] for state in report["states"]] == [0, 1]
+    assert report["warnings"] == []
+    files[0].write_text(json.dumps({**states[0], "count": 8}))
+    assert "rank 0 (rank0.json): was edited" in run("checkpoint", "info", *files).stdout
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_state_is_found_in_the_folder_of_a_trainer(states, tmp_path):
+    run_of = {"loader_state": json.dumps(states)}
+    torch.save({"dl": run_of, "w": torch.zeros(3)}, tmp_path / "accelerate_dl_state_dict.bin")
+    (tmp_path / "lightning").mkdir()
+    torch.save({"callbacks": {"x": run_of}}, tmp_path / "lightning/last.ckpt")
+    content = {"model": {"w": torch.zeros(9)}, "loader": run_of, "more": {"b": torch.ones(9)}}
+    checkpoint.save(content, checkpoint_id=tmp_path / "dcp")
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf/state.json").write_text(json.dumps(run_of))
+    torch.save({"w": torch.zeros(3)}, tmp_path / "hf/optimizer.pt")
+    (tmp_path / "hf/empty.safetensors").touch()
+    for folder in ("lightning", "dcp", "hf"):
+        result = run("checkpoint", "info", tmp_path / folder, "--json")
+        assert result.exit_code == 0, result.output
+        assert [state["rank"] for state in json.loads(result.stdout)["states"]] == [0, 1]
+    assert "8 states of" in run("checkpoint", "info", tmp_path).stdout
+    (tmp_path / "hf/state.json").unlink()
+    refused = run("checkpoint", "info", tmp_path / "hf")
+    assert refused.exit_code == 1
+    assert "none of the 2 files in it holds a state of a loader" in refused.stderr
+    assert "remove" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["prepare", "data", "--split-ratio", "8,x"], 2, "give two or three numbers"),
+        (["prepare", "data", "--non-interactive"], 2, "missing: shares of train,val,test"),
+        (["prepare", "none", *TYPED], 1, "does not exist"),
+        (["prepare-media", "data"], 2, "Exactly one of"),
+        (["lengths", "data", "--with", "energon_lite:Pakcing"], 2, "Did you mean 'Packing'?"),
+        (["lengths", "data", "--with", "nothing:Encoder"], 2, "No module named"),
+        (["info", "."], 1, "of its folders one, two are: give the path of one"),
+        (["info", "data"], 1, "run `energon-lite prepare data`"),
+        (["prepare", "data", "--split-ratio", "1", *TYPED[2:]], 0, ""),
+    ],
+)
+def test_wrong_options_exit_with_two_and_faults_of_data_with_one(
+    root, monkeypatch, args, code, words
+):
+    for name in ("one", "two"):
+        write_tar(root.parent / name / "0.tar", [("0.txt", b"x")])
+        assert run("prepare", root.parent / name, "--split-ratio", "1", *TYPED[2:]).exit_code == 0
+    monkeypatch.chdir(root.parent)
+    result = run(*args)
+    assert result.exit_code == code, result.output
+    assert words in result.stderr
+    if not code:
+        assert "train: 20 samples" in result.stdout
+
+
+def test_a_folder_that_cannot_be_written_to_is_prepared_by_links(root, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("energon_lite.storage.files.open_own", refuse)
+    result = run("prepare", root, *TYPED)
+    assert result.exit_code == 1
+    assert f"`mkdir FOLDER && ln -s {root}/*.tar FOLDER`" in result.stderr
+
+
+class _Code:
+    def __reduce__(self):
+        return exit, ()
+
+
+def test_files_without_a_state_are_refused_and_nothing_is_unpickled(states, tmp_path):
+    path = tmp_path / "x.pt"
+    torch.save({"a": 1}, path)
+    assert "holds no state of a loader" in run("checkpoint", "info", path).stderr
+    torch.save(_Code(), path)
+    refused = run("checkpoint", "info", path)
+    assert refused.exit_code == 1
+    assert "neither JSON nor a torch file of plain values" in refused.stderr
+    path.write_bytes(path.read_bytes() + b"megatron.energon.savable_loader")
+    assert "a state of Megatron-Energon" in run("checkpoint", "info", path).stderr
+    path.write_text(json.dumps({**states[0], "rank": "x"}))
+    assert "the state's 'rank' is 'x'" in run("checkpoint", "info", path).stderr
+    redist = run("checkpoint", "redist", "a", "b", "--new-world-size", 4)
+    assert redist.exit_code == 2
+    assert "loaded as they are on any number of ranks" in redist.stderr
+
+
+def test_preview_ends_with_its_answers(tmp_path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"text": "a"}\n{"text": "b"}\n{"text": "c"}\n')
+    shown = run("preview", path, answers="y\n")
+    assert shown.exit_code == 0
+    assert shown.output.count("train, sample") == 2
+    assert "Error" not in shown.output

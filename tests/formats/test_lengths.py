@@ -1,0 +1,132 @@
+"""The length index: read as it was written, and refused where it is of other data."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from energon_lite.core.errors import DatasetFormatError
+from energon_lite.formats.length_files import lengths_path, read_facts, read_lengths, write_lengths
+
+from ..helpers import is_mapped
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_lengths(tmp_path, "train", "tok", np.array([3, 1, 4]), "abc")
+    return tmp_path
+
+
+def test_lengths_are_read_as_they_were_written(root) -> None:
+    found = read_lengths(root, "train", "tok", 3, "abc")
+    assert found.tolist() == [3, 1, 4]
+    assert found.dtype == np.int64
+    path = root / ".nv-meta" / "energon_lite" / "lengths" / "tok" / "train.npy"
+    assert lengths_path(root, "train", "tok") == path
+    assert sorted(p.name for p in path.parent.iterdir()) == ["train.json", "train.npy"]
+
+
+@pytest.mark.parametrize("most", [0, 1 << 20])
+def test_a_short_index_is_in_memory_and_a_long_one_mapped(root, monkeypatch, most) -> None:
+    """An index that is cut short after it was opened kills the process if it is mapped."""
+    monkeypatch.setattr("energon_lite.storage.local.MAPPED_BYTES", most)
+    found = read_lengths(root, "train", "tok", 3, "abc")
+    assert is_mapped(found) == (most == 0)
+    assert found.tolist() == [3, 1, 4]
+    if most:
+        os.truncate(lengths_path(root, "train", "tok"), 0)
+        assert found.tolist() == [3, 1, 4]
+
+
+def test_parts_and_names_have_indexes_of_their_own(root) -> None:
+    write_lengths(root, "val", "tok", [7, 8], "v")
+    write_lengths(root, "train.v2", "tok", [1], "w")
+    write_lengths(root, "train", "other", np.array([5, 6, 7], dtype=np.uint16), "abc")
+    assert read_lengths(root, "val", "tok", 2, "v").tolist() == [7, 8]
+    assert read_lengths(root, "train.v2", "tok", 1, "w").tolist() == [1]
+    assert read_lengths(root, "train", "other", 3, "abc").tolist() == [5, 6, 7]
+    assert read_lengths(root, "train", "tok", 3, "abc").tolist() == [3, 1, 4]
+
+
+def test_index_is_replaced_as_a_whole(root, monkeypatch) -> None:
+    write_lengths(root, "train", "tok", np.array([9, 9, 9]), "abc")
+    assert read_lengths(root, "train", "tok", 3, "abc").tolist() == [9, 9, 9]
+
+    def fails(*args: object, **kwargs: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("energon_lite.storage.files.write_atomically", fails)
+    with pytest.raises(OSError, match="disk full"):
+        write_lengths(root, "train", "tok", np.array([1, 2, 3]), "abc")
+    with pytest.raises(FileNotFoundError):  # rather than lengths of unknown origin
+        read_lengths(root, "train", "tok", 3, "abc")
+
+
+def test_missing_index_names_itself_and_the_ways_out(root) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no length index 'x' .*'val'; write it"):
+        read_lengths(root, "val", "x", 3, "abc")
+
+
+def test_index_of_another_size_or_other_data_is_refused(root) -> None:
+    with pytest.raises(DatasetFormatError, match=r"is of 3 samples, the split part has 4 now"):
+        read_lengths(root, "train", "tok", 4, "abc")
+    with pytest.raises(DatasetFormatError, match=r"other data .*'abc' and is 'abd' now"):
+        read_lengths(root, "train", "tok", 3, "abd")
+
+
+FACTS = [
+    b"{", b"[1]", b"[]", b"{}", b"", b"\xff\xff", b"[" * 100_000, b'{"samples": 2, "data": "abc"}',
+    b'{"resources": 3}', b'{"resources": [["x"]]}',
+    b'{"samples": [1], "data": {}, "resources": ["tokens"]}',
+    b'{"samples": 1e999, "resources": ["../../x"]}',
+]  # fmt: skip
+HEADERS = [
+    *(
+        b"{'descr': '<i8', 'fortran_order': False, 'shape': (%d,)}" % number
+        for number in (1 << 70, -3, 999_999_999_999)
+    ),
+    b"{'descr': '|O', 'fortran_order': False, 'shape': (3,)}",
+    b"-" * 9000, b"(" * 9000, b"\0\0", b"{}",
+]  # fmt: skip
+ARRAYS = [
+    b"", b"not numpy at all",
+    *(b"\x93NUMPY\x01\x00" + len(h).to_bytes(2, "little") + h + bytes(24) for h in HEADERS),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", FACTS)
+def test_corrupt_facts_are_no_index(root, content) -> None:
+    lengths_path(root, "train", "tok").with_suffix(".json").write_bytes(content)
+    with pytest.raises(DatasetFormatError, match=r"train\.npy: .*write it again with"):
+        read_lengths(root, "train", "tok", 3, "abc")
+    assert (read_facts(root, "train", "tok") or {}).get("data") != "abc"
+
+
+@pytest.mark.parametrize("content", ARRAYS)
+def test_corrupt_lengths_are_refused_by_name(root, content) -> None:
+    lengths_path(root, "train", "tok").write_bytes(content)
+    with pytest.raises(DatasetFormatError, match=r"train\.npy: .*write it again with"):
+        read_lengths(root, "train", "tok", 3, "abc")
+
+
+@pytest.mark.parametrize("array", [np.zeros(3), np.zeros((3, 1), dtype=np.int64), np.int64(3)])
+def test_array_of_another_kind_is_refused(root, array) -> None:
+    np.save(lengths_path(root, "train", "tok"), array)
+    with pytest.raises(DatasetFormatError, match="no length index, but"):
+        read_lengths(root, "train", "tok", 3, "abc")
+
+
+def test_lengths_that_no_sample_has_are_refused(root) -> None:
+    for value in (-1, 1 << 62):
+        np.save(lengths_path(root, "train", "tok"), np.array([value] * 3))
+        with pytest.raises(DatasetFormatError, match="those of no sample"):
+            read_lengths(root, "train", "tok", 3, "abc")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "a\\b"])
+def test_name_that_leads_elsewhere_is_refused(root, name) -> None:
+    with pytest.raises(ValueError, match="no name of a length index"):
+        read_lengths(root, "train", name, 1, "abc")

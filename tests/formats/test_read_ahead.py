@@ -1,0 +1,189 @@
+"""What is asked for ahead of a stream: exactly what follows, only where storage is slow."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_lite import WorkerConfig, get_savable_loader
+from energon_lite.core.arrays import Int64Array
+from energon_lite.formats import shards
+from energon_lite.formats.read_ahead import ReadAhead
+from energon_lite.formats.shards import Block, BlockReader, ShardReader
+from energon_lite.storage import local
+from energon_lite.storage.local import CACHED_ONLY
+
+from ..conftest import examples
+from ..helpers import text_set, train
+
+pytestmark = pytest.mark.skipif(not CACHED_ONLY, reason="the system takes no advice")
+
+
+def keys_of(folder: Path, **settings: Any) -> list[str]:
+    """Returns the keys of one pass over a dataset."""
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1)
+    dataset = train(folder, batch_size=1, repeat=False, **settings)(config)
+    return [key for batch in get_savable_loader(dataset) for key in batch.__key__]
+
+
+class Numbers(BlockReader):
+    """Reads blocks of seven numbers, and records what is asked for."""
+
+    def __init__(self, slow_from: int, slow_to: int) -> None:
+        self.slow = range(slow_from, slow_to)
+        self.num_read = 0
+        self.advised: list[int] = []
+        self.too_late = 0
+
+    @property
+    def is_slow(self) -> bool:
+        return self.num_read in self.slow
+
+    def advise(self, indices: Int64Array) -> None:
+        assert len(indices)
+        self.advised += indices.tolist()
+        self.too_late += int((indices < self.num_read).sum())
+
+    def read(self, indices: Int64Array, max_bytes: int = 0) -> Block:
+        self.num_read += len(indices[:7])
+        return Block(memoryview(b""), indices[:7].tolist(), [], [])
+
+
+class Counting:
+    """The order 0, 1, 2, ..., up to an end."""
+
+    def __init__(self, stop: int) -> None:
+        self.stop = stop
+
+    def block(self, position: int, count: int) -> tuple[Int64Array, Int64Array]:
+        indices = np.arange(position, max(position, min(self.stop, position + count)))
+        return indices, indices
+
+
+@examples(100)
+@given(
+    total=st.integers(1, 500),
+    batch=st.integers(1, 100),
+    mean_bytes=st.sampled_from([1, 1 << 17, 1 << 20, 1 << 30]),
+    slow=st.tuples(st.integers(0, 500), st.integers(0, 500)),
+)
+def test_samples_are_asked_for_once_each_before_they_are_read(
+    total: int, batch: int, mean_bytes: int, slow: tuple[int, int]
+) -> None:
+    reader, order = Numbers(*sorted(slow)), Counting(total)
+    ahead = ReadAhead(reader, lambda: Counting(total), 1.0, mean_bytes)
+    read: list[int] = []
+    while len(read) < total:
+        for block in ahead.blocks(len(read), order.block(len(read), batch)[1], 1):
+            read += block.members
+    assert read == list(range(total))
+    assert reader.advised == sorted(set(reader.advised))
+    assert reader.too_late == 0
+    if slow == (0, 500) and total > 107:
+        assert reader.advised[-1] == total - 1
+    if not len(reader.slow):
+        assert reader.advised == []
+
+
+@pytest.fixture
+def advice(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """Storage that is always slow; what the kernel was asked for: file, first byte, size."""
+    found = []
+
+    def posix_fadvise(descriptor: int, start: int, size: int, kind: int) -> None:
+        assert kind == os.POSIX_FADV_WILLNEED
+        found.append((Path(f"/proc/self/fd/{descriptor}").readlink().name, start, size))
+
+    monkeypatch.setattr(os, "posix_fadvise", posix_fadvise)
+    monkeypatch.setattr(ShardReader, "is_slow", property(lambda reader: True))
+    return found
+
+
+def test_neighbours_are_asked_for_at_once_in_pieces_that_the_kernel_does_not_cut(
+    tmp_path: Path, advice: list[tuple[str, int, int]]
+) -> None:
+    folder = text_set(tmp_path / "set", 900, 2)
+    reader = ShardReader(folder, ["shard-000.tar", "shard-001.tar"], [450, 450], [0, 1])
+    reader.advise(np.array([460, 3, 1, 2, 300]))
+    offsets = reader.offsets(0)
+    assert advice == [
+        ("shard-000.tar", offsets[1], offsets[4] - offsets[1]),
+        ("shard-000.tar", offsets[300], offsets[301] - offsets[300]),
+        ("shard-001.tar", reader.offsets(1)[10], 1024),
+    ]
+    advice.clear()
+    reader.advise(np.arange(450))
+    assert len(advice) > 1
+    assert max(size for _, _, size in advice) == local._ADVICE_BYTES
+    assert sum(size for _, _, size in advice) == offsets[-1] - offsets[0]
+
+
+def test_a_run_with_slow_storage_yields_the_same_samples(
+    tmp_path: Path, advice: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = text_set(tmp_path / "set", 300, 3)
+    settings = {"shuffle_buffer_size": 50, "max_samples_per_sequence": 20}
+    found = keys_of(folder, **settings)
+    assert len(found) == 300
+    assert advice
+    monkeypatch.setattr(ShardReader, "is_slow", property(lambda reader: False))
+    advice.clear()
+    assert keys_of(folder, **settings) == found
+    assert advice == []
+
+
+@pytest.mark.parametrize("harm", ["empty", "cut", "refused"])
+def test_what_cannot_be_asked_for_is_lost_only_if_it_cannot_be_read(
+    tmp_path: Path, advice: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    folder = text_set(tmp_path / "set", 60, 3)
+    shard = folder / "shard-001.tar"
+    if harm == "empty":
+        os.truncate(shard, 0)
+    elif harm == "cut":
+        os.truncate(shard, 10 * 1024)
+    else:
+
+        def refuse(*arguments: Any) -> None:
+            raise OSError(22, "Invalid argument")
+
+        monkeypatch.setattr(os, "posix_fadvise", refuse)
+    monkeypatch.setattr("energon_lite.storage.patience.sleep", lambda seconds: None)
+    keys = keys_of(folder)
+    monkeypatch.setattr(ShardReader, "is_slow", property(lambda reader: False))
+    assert keys == keys_of(folder)
+    assert len(keys) == {"empty": 40, "cut": 50, "refused": 60}[harm]
+
+
+@pytest.mark.parametrize("answer", ["cached", errno.EAGAIN, errno.EOPNOTSUPP, "part"])
+def test_storage_is_slow_while_samples_are_not_in_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any
+) -> None:
+    folder = text_set(tmp_path / "set", 100, 1)
+    reader = ShardReader(folder, ["shard-000.tar"], [100], [0])
+    preadv = os.preadv
+
+    def answering(descriptor: int, buffers: Any, start: int, flags: int = 0) -> int:
+        if flags == 0 or answer == "cached":
+            return preadv(descriptor, buffers, start)
+        if answer == "part":
+            return preadv(descriptor, [buffers[0][:100]], start)
+        raise OSError(answer, os.strerror(answer))
+
+    expected = reader.read(np.arange(3)).data.tobytes()
+    assert not reader.is_slow
+    monkeypatch.setattr(os, "preadv", answering)
+    assert reader.read(np.arange(3)).data.tobytes() == expected
+    assert reader.is_slow == (answer != "cached")
+    monkeypatch.setattr(os, "preadv", preadv)
+    for _ in range(shards.SLOW_BLOCKS):
+        assert reader.is_slow == (answer != "cached")
+        reader.read(np.arange(3))
+    assert not reader.is_slow

@@ -1,0 +1,155 @@
+"""The tar parser against Python's `tarfile`."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import tarfile
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+
+from energon_lite.core.errors import DatasetFormatError
+from energon_lite.formats.tar import TarError, iter_tar, sample_headers, split_name
+
+from ..conftest import examples
+
+TYPES = {"d": tarfile.DIRTYPE, "l": tarfile.SYMTYPE, "f": tarfile.REGTYPE}
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+
+component = st.text(st.sampled_from("ab0.é_ -"), min_size=1, max_size=70).filter(
+    lambda text: text not in (".", "..")
+)
+member_name = st.lists(component, min_size=1, max_size=6).map("/".join)
+member = st.tuples(member_name, st.sampled_from("ffffdl"), st.integers(0, 1600))
+
+
+def build(path, members, tar_format) -> bool:
+    """Writes members (name, kind, size); False where the format cannot hold them."""
+    try:
+        with tarfile.open(path, "w", format=tar_format) as tar:
+            for name, kind, size in members:
+                info = tarfile.TarInfo(name)
+                info.type = TYPES[kind]
+                info.linkname = name * 3 if kind == "l" else ""
+                info.size = size if kind == "f" else 0
+                tar.addfile(info, io.BytesIO(bytes(range(251)) * (size // 251 + 1)))
+    except ValueError:  # ustar: a name, or a link's target, does not fit
+        return False
+    return True
+
+
+@pytest.mark.parametrize("tar_format", FORMATS)
+@examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(members=st.lists(member, min_size=1, max_size=12))
+def test_members_are_those_that_tarfile_finds(tmp_path, tar_format, members):
+    path = tmp_path / "a.tar"
+    if not build(path, members, FORMATS[tar_format]):
+        return
+    with tarfile.open(path) as tar:
+        expected = [(i.name, i.isreg(), i.offset, i.offset_data, i.size) for i in tar]
+    found = list(iter_tar(path))
+    names = [header.name if header.is_file else header.name.rstrip("/") for header in found]
+    assert [(name, *header[1:5]) for name, header in zip(names, found, strict=True)] == expected
+    assert all(a.end == b.start for a, b in itertools.pairwise(found))
+
+
+@pytest.mark.parametrize("tar_format", FORMATS)
+def test_names_over_100_bytes_are_read_whole(tmp_path, tar_format):
+    name = "/".join(["folder" * 8] * 3) + "/0001.seg.png"
+    assert build(tmp_path / "a.tar", [(name, "f", 3), ("b.txt", "f", 1)], FORMATS[tar_format])
+    assert [header.name for header in iter_tar(tmp_path / "a.tar")] == [name, "b.txt"]
+
+
+def test_members_larger_than_the_read_window_are_passed_over(tmp_path):
+    members = [("a.bin", "f", 3 << 20), ("b.bin", "f", 700), ("x" * 300 + ".c", "f", (1 << 20) - 9)]
+    members += [(f"{i:04d}.txt", "f", i) for i in range(3000)]
+    assert build(tmp_path / "a.tar", members, tarfile.GNU_FORMAT)
+    assert [(h.name, h.size) for h in iter_tar(tmp_path / "a.tar")] == [
+        (name, size) for name, _, size in members
+    ]
+
+
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cut=st.integers(0, 9 * 512), seed=st.integers(0, 3))
+def test_a_truncated_tar_is_refused_or_a_prefix(tmp_path, cut, seed):
+    path = tmp_path / "a.tar"
+    members = [(f"{i}.txt", "f", 600 * (i + seed) % 1100) for i in range(4)]
+    build(path, members, tarfile.GNU_FORMAT)
+    whole = [(h.name, h.end) for h in iter_tar(path)]
+    path.write_bytes(path.read_bytes()[:cut])
+    try:
+        found = [(h.name, h.end) for h in iter_tar(path)]
+    except TarError:
+        assert cut < whole[-1][1] or cut == 0
+        return
+    assert found == whole[: len(found)]
+    # Nothing was lost but what is missing from the file, and padding.
+    assert not found or found[-1][1] - cut < 512
+    assert len(found) == len(whole) or whole[len(found)][1] > cut
+
+
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(at=st.integers(0, 511), value=st.integers(0, 255))
+def test_a_header_with_a_changed_byte_is_refused(tmp_path, at, value):
+    path = tmp_path / "a.tar"
+    build(path, [("a.txt", "f", 10), ("b.txt", "f", 10)], tarfile.USTAR_FORMAT)
+    data = bytearray(path.read_bytes())
+    if data[1024 + at] == value:
+        return
+    data[1024 + at] = value
+    path.write_bytes(data)
+    if 148 <= at < 156:  # the checksum field itself: a space and a zero byte may be exchanged
+        return
+    with pytest.raises(TarError, match=r"after member 'a\.txt'"):
+        list(iter_tar(path))
+
+
+def test_a_sparse_member_is_refused(tmp_path):
+    info = tarfile.TarInfo("a.txt")
+    info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.name": "a.txt"}
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(info)
+    with pytest.raises(TarError, match="sparse member at byte 0"):
+        list(iter_tar(tmp_path / "a.tar"))
+
+
+def test_data_after_the_end_mark_is_refused(tmp_path):
+    path = tmp_path / "a.tar"
+    build(path, [("a.txt", "f", 10)], tarfile.USTAR_FORMAT)
+    path.write_bytes(path.read_bytes() * 2)
+    with pytest.raises(DatasetFormatError, match="after the end-of-archive mark"):
+        list(iter_tar(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a/b.c/0001.seg.png", ("a/b.c/0001", "seg.png")),
+        ("./0001.jpg", ("./0001", "jpg")),
+        ("0001.", ("0001", "")),
+        ("noext", None),
+        (".hidden", None),
+        ("a/.hidden.txt", None),
+        ("a.b/noext", None),
+        ("__meta__/x.txt", None),
+        ("__index__/a/x.txt", None),
+        ("__x__.txt", ("__x__", "txt")),
+        ("__a/x.txt", ("__a/x", "txt")),
+        ("a/__meta__/x.txt", ("a/__meta__/x", "txt")),
+    ],
+)
+def test_a_name_splits_at_the_first_dot_of_its_last_component(name, expected):
+    assert split_name(name) == expected
+
+
+def test_a_sample_is_read_from_its_bytes(tmp_path):
+    path = tmp_path / "a.tar"
+    members = [("d/", "d", 0), ("d/1.b", "f", 7), ("d/1.a.c", "f", 600), ("d/noext", "f", 5)]
+    build(path, [*members, ("d/2.b", "f", 9)], tarfile.PAX_FORMAT)
+    headers = list(iter_tar(path))
+    data = path.read_bytes()
+    assert sample_headers(data, 0, headers[4].start) == headers[1:4]
+    with pytest.raises(TarError, match="not at"):
+        sample_headers(data, 0, headers[2].start + 512)
