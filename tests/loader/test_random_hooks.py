@@ -23,6 +23,7 @@ from energon_lite import (
     get_train_dataset,
     stateless,
 )
+from energon_lite.core import global_generators
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.global_generators import GlobalStates, call_seeded, seed_generators
 
@@ -252,6 +253,20 @@ def test_numpys_other_generators_stay_as_they_are(texts: Path) -> None:
         assert found == expected
     finally:
         before.put()
+
+
+def test_python_whose_generator_cannot_be_copied_draws_the_same(
+    texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = Ranks(Making(texts, Unmarked), 1).slots(5)
+    monkeypatch.setattr(global_generators, "_PYTHON_ADDRESS", 0)
+    monkeypatch.setattr(global_generators, "_PYTHON_PLACE", None)
+    random.seed(1)
+    first = random.random()
+    random.seed(1)
+    found = Ranks(Making(texts, Unmarked), 1).slots(5)
+    assert_same(found, expected)
+    assert random.random() == first
 
 
 def test_seeding_makes_other_numbers_for_each_generator() -> None:
