@@ -130,7 +130,7 @@ def test_source_that_was_not_read_takes_little_memory(folder: Path) -> None:
     gc.collect()
     num_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert num_bytes / MANY < 2600
+    assert num_bytes / MANY < 4200
 
 
 def test_sources_keep_half_of_the_open_files_that_a_process_may_have(
@@ -150,7 +150,7 @@ def test_sources_keep_half_of_the_open_files_that_a_process_may_have(
         (dataset,) = dataset.children
     readers = [source.reader for source in dataset.children]
     assert [reader.max_open for reader in readers] == 8 * [1] + 4 * [0]
-    assert sum(len(reader._files._open) for reader in readers) <= 8
+    assert sum(len(reader.open_files._open) for reader in readers) <= 8
 
 
 @pytest.mark.parametrize("until", ["first", "all_once"])
