@@ -17,12 +17,14 @@ from energon_lite import prepare_dataset
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.extras.inspect.lint import lint_dataset
 from energon_lite.extras.prepare.choose_shards import Shard
-from energon_lite.extras.prepare.indexing import index_shard, read_rows, rows_path
+from energon_lite.extras.prepare.indexing import index_shard, rows_path
 from energon_lite.formats.nvmeta import META, SplitFile, read_info
 from energon_lite.formats.sqlite import (
     INDEX_SQLITE,
     IndexDatabase,
     counts_if_none_has,
+    new_index,
+    read_offsets,
 )
 from energon_lite.sources.dataset_config import load_factory
 
@@ -166,26 +168,53 @@ def kept_rows(root: Path, folder: Path) -> tuple[Shard, Path]:
     return shard, rows_path(folder, shard.name)
 
 
-DAMAGES: dict[str, Callable[[list[bytes]], list[bytes]]] = {
-    "empty": lambda lines: [],
-    "no record": lambda lines: lines[:1],
-    "record": lambda lines: [lines[0], b"[1, 2", *lines[2:]],
-    "other format": lambda lines: [lines[0].replace(b"[4,", b"[3,"), *lines[1:]],
+def change_rows(change: Callable[[sqlite3.Connection], object]) -> Callable[[Path], None]:
+    def damage(rows: Path) -> None:
+        with sqlite3.connect(rows) as connection:
+            change(connection)
+        connection.close()
+
+    return damage
+
+
+def change_record(change: Callable[[list[bytes]], list[bytes]]) -> Callable[[Path], None]:
+    def damage(rows: Path) -> None:
+        record = rows.with_suffix(".json")
+        record.write_bytes(b"\n".join(change(record.read_bytes().split(b"\n"))))
+
+    return damage
+
+
+DAMAGES = {
+    "no rows": change_rows(lambda c: c.execute("DELETE FROM shard_samples")),
+    "one row less": change_rows(
+        lambda c: c.execute("DELETE FROM shard_samples WHERE sample_index = 4")
+    ),
+    "text": change_rows(lambda c: c.execute("UPDATE shard_samples SET byte_offset = 'x'")),
+    "beyond": change_rows(lambda c: c.execute("UPDATE shard_samples SET byte_size = 1 << 50")),
+    "no table": change_rows(lambda c: c.execute("DROP TABLE shard_parts")),
+    "cut": lambda rows: rows.write_bytes(rows.read_bytes()[:-40]),
+    "file is gone": Path.unlink,
+    "empty record": change_record(lambda lines: []),
+    "cut record": change_record(lambda lines: lines[:1]),
+    "no JSON": change_record(lambda lines: [lines[0], b"[1, 2", *lines[2:]]),
+    "other format": change_record(lambda lines: [lines[0].replace(b"[5,", b"[4,"), *lines[1:]]),
+    "not UTF-8": change_record(lambda lines: [b"\xff", *lines[1:]]),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_corrupt_record_of_an_earlier_run_is_written_again(
-    root: Path, tmp_path: Path, damage: Callable[[list[bytes]], list[bytes]]
+def test_corrupt_rows_of_an_earlier_run_are_written_again(
+    root: Path, tmp_path: Path, damage: Callable[[Path], object]
 ) -> None:
     shard, rows = kept_rows(root, tmp_path)
-    right = rows.read_bytes()
+    right = read_offsets(rows)
     assert index_shard((shard, tmp_path)).is_resumed
-    rows.write_bytes(b"\n".join(damage(right.split(b"\n"))))
+    damage(rows)
     result = index_shard((shard, tmp_path))
     assert not result.is_resumed
     assert result.samples == 30
-    assert rows.read_bytes() == right
+    assert read_offsets(rows) == right
 
 
 def test_a_full_disk_is_one_error_and_a_second_run_works(
@@ -211,6 +240,13 @@ def test_a_full_disk_is_one_error_and_a_second_run_works(
 
 def test_rows_that_are_corrupt_when_they_are_copied_are_named(root: Path, tmp_path: Path) -> None:
     _, rows = kept_rows(root, tmp_path)
-    rows.write_bytes(rows.read_bytes()[:-40])
-    with pytest.raises(DatasetFormatError, match=f"{rows}: .*remove the folder"):
-        read_rows(rows)
+    raw = bytearray(rows.read_bytes())
+    raw[4096:] = b"\xff" * (len(raw) - 4096)
+    rows.write_bytes(raw)
+    index = tmp_path / "index.sqlite"
+    with (
+        pytest.raises(DatasetFormatError, match=f"{rows}: .*remove the folder"),
+        new_index(index) as add,
+    ):
+        add(rows, 0)
+    assert not index.exists()
