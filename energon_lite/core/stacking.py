@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from energon_lite.core.batch_rows import stack
+from energon_lite.core.batch_memory import stack
 
 T = TypeVar("T")
 

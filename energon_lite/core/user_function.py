@@ -17,7 +17,6 @@ from typing import Any, TypeVar, overload
 
 from numpy.random import Generator
 
-from energon_lite.core.batch_rows import IN_LIST, note_samples
 from energon_lite.core.errors import (
     FATAL_EXCEPTIONS,
     DecodingError,
@@ -46,7 +45,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_FAILURE_TOLERANCE = 100
 # A function that fails at one line on each of its first ten inputs is wrong.
 _FIRST_INPUTS = 10
-
+# What `getrefcount` returns for an object that is only in a list.
+(_IN_LIST,) = map(getrefcount, [object()])
 
 # Results that are nothing to be checked or stamped, such as lengths.
 _PLAIN_TYPES = frozenset((int, float, bool, str, tuple))
@@ -206,7 +206,7 @@ class UserFunction:
             own_key = (self.name, number, key)
             # The function may change an object that it keeps, while a batch holds it.
             may_change = isinstance(item, (dict, list)) or hasattr(item, "__restore_key__")
-            if may_change and max(map(getrefcount, [item])) > IN_LIST + 1:
+            if may_change and max(map(getrefcount, [item])) > _IN_LIST + 1:
                 item = copy.copy(item)
             yield own_key, _stamped(item, own_key)
 
@@ -298,7 +298,6 @@ class FunctionRun:
                 for key, argument in pairs:
                     own = argument
                     if type(argument) is list:
-                        note_samples(argument)
                         own = argument.copy()  # the function may sort it or take entries out of it
                     if is_seeded:
                         result = spec.call(key, own)

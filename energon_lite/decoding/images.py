@@ -13,7 +13,7 @@ import math
 import types
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from energon_lite.core.arrays import UInt8Array
-from energon_lite.core.batch_rows import BatchRows
+from energon_lite.core.batch_memory import keep_freed_memory
 from energon_lite.core.errors import did_you_mean
 from energon_lite.decoding.image_size import ImageSize, reduction, resized
 from energon_lite.decoding.part_formats import MAX_DECODED_BYTES, TooLargeError, check_size
@@ -177,7 +177,6 @@ class _ImageDecoder:
     mode: ImageMode
     size: ImageSize | None
     max_bytes: int
-    rows: BatchRows = field(default_factory=BatchRows)
 
     def __call__(self, raw: bytes) -> Any:
         pixels = self._jpeg_pixels(raw)
@@ -195,9 +194,10 @@ class _ImageDecoder:
 
     def _tensor(self, pixels: UInt8Array) -> torch.Tensor:
         shape = (*pixels.shape[2:], *pixels.shape[:2])
-        made = self.rows.tensor(shape, np.float32 if self.mode.is_float else np.uint8)
-        write_planes(pixels, made.numpy())
-        return made
+        keep_freed_memory()
+        planes = np.empty(shape, np.float32 if self.mode.is_float else np.uint8)
+        write_planes(pixels, planes)
+        return torch.from_numpy(planes)
 
     def _jpeg_pixels(self, raw: bytes) -> UInt8Array | None:
         """Decodes a JPEG with libjpeg-turbo; None if Pillow has to do it, or to refuse it."""

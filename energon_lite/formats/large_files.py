@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from energon_lite.core.arrays import Int64Array, UInt8Array
+from energon_lite.core.batch_memory import keep_freed_memory
 from energon_lite.formats.tar import BLOCK, OneFileEach, plain_members
 from energon_lite.storage.byte_file import ByteFile
 
 # Smaller files are read as quickly in long ranges.
 LARGE_BYTES = 32 << 10
-_KEPT_BYTES = 8 << 20
 
 
 class FileContents:
@@ -68,7 +68,7 @@ def read_files(
     num = len(files)
     if not is_whole.all() or sum(last - first for _, first, last in files) < LARGE_BYTES * num:
         return None
-    _keep_freed_memory()
+    keep_freed_memory()
     contents = [tar.read(first, last) for tar, first, last in files]
     if isinstance(members, OneFileEach):
         own_numbers = [*range(num)], [*range(1, num + 1)]
@@ -97,12 +97,3 @@ def _blocks_at_hand(
         if not tars[row].read_at_hand(memory[at : at + 2 * BLOCK], place):
             raise OSError(errno.EAGAIN, "not at hand, or behind the end")
     return blocks, firsts
-
-
-@functools.cache
-def _keep_freed_memory() -> None:
-    """Has malloc keep memory that is freed, since each 4 KiB of new memory cost a page fault.
-
-    glibc keeps twice as much as the largest piece that was freed before.
-    """
-    np.empty(_KEPT_BYTES, dtype=np.uint8)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from energon_lite.core.batch_rows import LARGE_BYTES
+from energon_lite.core.batch_memory import LARGE_BYTES
 from energon_lite.core.errors import add_note
 from energon_lite.loader.workers.arena import Arena, ReadArena
 from energon_lite.loader.workers.codec import Packed, unpacked

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from energon_lite.core import batch_rows
+from energon_lite.core import batch_memory
 from energon_lite.loader.workers import channel
 from energon_lite.loader.workers.channel import Channel, Closed, Outlet
 from energon_lite.loader.workers.codec import WAYS, WorkerJob, packed_delivery
@@ -126,9 +126,9 @@ class _Work:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
         # What a fork inherits stays shared with the parent as long as no collection walks it.
         gc.freeze()
-        batch_rows.new_block = self._outlet.empty
+        batch_memory.new_block = self._outlet.empty
         # A fork by a hook would write where this process writes, too.
-        os.register_at_fork(after_in_child=partial(setattr, batch_rows, "new_block", np.empty))
+        os.register_at_fork(after_in_child=partial(setattr, batch_memory, "new_block", np.empty))
         os.register_at_fork(after_in_child=self._outlet.keep_writes)
         torch_worker._worker_info = info = self._settings.info
         torch.set_num_threads(1)
