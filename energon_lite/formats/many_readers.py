@@ -33,12 +33,12 @@ class _Files(dict[int, ByteFile]):
 
     def __init__(self, readers: Sequence[ShardReader]) -> None:
         super().__init__()
-        self._opened = [reader.open_files for reader in readers]
+        self._readers = readers
         self.firsts = [0, *accumulate(len(reader.shards) for reader in readers)]
 
     def __missing__(self, number: int) -> ByteFile:
         reader = bisect(self.firsts, number) - 1
-        file = self[number] = self._opened[reader].file(number - self.firsts[reader])
+        file = self[number] = self._readers[reader].file(number - self.firsts[reader])
         return file
 
 

@@ -23,12 +23,12 @@ class LineLoader(CrudeFileLoader):
         if isinstance(members, Exception):
             return super()._parts(data, members)  # raises
         ((name, first, last),) = members
-        target, decode = self._plans.get("json") or self._plans.setdefault(
+        is_read, decode = self._plans.get("json") or self._plans.setdefault(
             "json", self._plan("json")
         )
         values = {}
-        if target is not None and decode is not None:
-            values[target] = value = decode(bytes(data[first:last]))
+        if is_read and decode is not None:
+            values["json"] = value = decode(bytes(data[first:last]))
             if not isinstance(value, dict):
                 raise DecodingError(f"is no JSON object, but a {type(value).__name__}")
         return name[:-5], values, (name,)

@@ -15,6 +15,7 @@ from energon_lite.core.stage import Stage
 from energon_lite.core.state import JSON, RestoreKey
 from energon_lite.core.stream_context import context_or
 from energon_lite.core.topology import Stream
+from energon_lite.sources.order_ahead import OrderAhead
 from energon_lite.sources.source import SourceCursor, WebdatasetSource
 
 T = TypeVar("T")
@@ -22,8 +23,8 @@ T = TypeVar("T")
 # In place of a sample that could not be read.
 _MISSING: Any = {"__restore_key__": ()}
 
-# Positions that are ordered together: few at first, since a repeated source may be a small one.
-_FIRST_BLOCK, _LARGEST_BLOCK = 64, 4096
+# Restore keys that are made together.
+_AT_ONCE = 64
 # Samples that are decoded before the hooks get the first of them, if they have this mean size.
 _MOST_AT_ONCE, _SMALL_BYTES = 32, 8 << 10
 
@@ -129,12 +130,11 @@ class _OrderCursor(SourceCursor[RestoreKey]):
 
     def _generate(self) -> Iterator[RestoreKey]:
         name, context = self._name, context_or(self._stream)
-        num_streams, size = self._stream.num_streams, _FIRST_BLOCK
+        num_streams, order = self._stream.num_streams, OrderAhead(self._order)
         while True:
-            epochs, indices = self._order.block(self.position, size)
+            epochs, indices = order.at(self.position, _AT_ONCE)
             if not len(indices):
                 return
-            size = min(2 * size, _LARGEST_BLOCK)
             for epoch, index in zip(epochs.tolist(), indices.tolist(), strict=True):
                 self._stop += 1
                 number = context.sample_index
@@ -190,7 +190,7 @@ class _PlannedCursor(SourceCursor[T]):
 
     def __init__(self, source: WebdatasetSource[T], stream: Stream, rows: PlannedRows) -> None:
         self._planned = rows
-        super().__init__(source, stream, lambda: rows)
+        super().__init__(source, stream, rows)
 
     def __next__(self) -> T:
         planned = self._planned
