@@ -14,6 +14,7 @@ from energon_lite.core.samples import SAMPLE_TYPES, Sample
 from energon_lite.extras.media.media_headers import MediaFilterConfig
 from energon_lite.extras.prepare import choose_shards
 from energon_lite.extras.prepare.choose_shards import Ratio, Shard, find_shards, parse_ratio
+from energon_lite.extras.prepare.index_writer import counts_if_none_has
 from energon_lite.extras.prepare.odd_parts import FIRST_DOT
 from energon_lite.formats import nvmeta
 from energon_lite.formats.field_access import (
@@ -23,7 +24,6 @@ from energon_lite.formats.field_access import (
     listing,
     mappable_fields,
 )
-from energon_lite.formats.sqlite import counts_if_none_has
 from energon_lite.storage.files import is_there, read_file
 from energon_lite.storage.yaml import dump_config
 
