@@ -249,6 +249,8 @@ class LineReader(RangeReader):
         EmptyDatasetError: It has no sample.
     """
 
+    _lines: Int64Array | None
+
     def __init__(self, path: PurePath, max_open: int = MAX_OPEN) -> None:
         self.size_bytes = _opened_lines(path).size_bytes
         lines = line_offsets(path, self.size_bytes)
@@ -257,7 +259,7 @@ class LineReader(RangeReader):
 
     def _begin(self) -> None:
         super()._begin()
-        self._lines: Int64Array | None = None
+        self._lines = None
 
     def extents(
         self, indices: Int64Array, is_patient: bool = True

@@ -296,7 +296,8 @@ class RangeReader(BlockReader):
         """Leaves the files behind: another process opens its own."""
         unopened: Any = object.__new__(type(self))
         unopened._begin()
-        return vars(self) | vars(unopened)
+        state: dict[str, Any] = vars(self) | vars(unopened)
+        return state
 
     @abstractmethod
     def load_offsets(self, shard: int) -> Int64Array:

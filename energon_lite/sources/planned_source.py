@@ -93,10 +93,7 @@ class OrderOnlySource(Stage[RestoreKey]):
 
     def restore_sample(self, restore_key: RestoreKey) -> RestoreKey:
         """Returns the key itself, if it is one of the source."""
-        order = self.dataset.order
-        samples = range(order.first, order.first + order.num_samples)
-        if len(restore_key) != 4 or restore_key[0] != order.source or restore_key[2] not in samples:
-            raise ValueError(f"{restore_key!r} is not a restore key of source {order.source!r}")
+        self.dataset.index_in(restore_key)
         return restore_key
 
     def config(self) -> dict[str, JSON]:

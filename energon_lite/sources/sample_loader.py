@@ -261,9 +261,9 @@ class SampleLoader:
     def __post_init__(self) -> None:
         """Looks whether all samples have one field of one file."""
         self.path = str(self.root)
-        is_mapped = isinstance(self.maker, FieldMapMaker)
-        one_field = self.maker.one_field() if is_mapped else None  # type: ignore[attr-defined]
-        self._one_part, self._form = one_field or ("", SampleForm(Sample, "", ()))
+        maker: Any = self.maker
+        found = maker.one_field() if isinstance(maker, FieldMapMaker) else None
+        self._one_part, self._form = found or ("", SampleForm(Sample, "", ()))
         self._plans: dict[str, tuple[bool, Callable[[bytes], Any] | None]] = {}
 
     @property

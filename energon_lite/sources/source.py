@@ -147,8 +147,12 @@ class WebdatasetSource(SavableDataset[T]):
             return own + (stream.index < rest)
         return length
 
-    def restore_sample(self, restore_key: RestoreKey) -> T:
-        """Reads the sample of a key again."""
+    def index_in(self, restore_key: RestoreKey) -> int:
+        """Returns the index of a sample of this source, by its key.
+
+        Raises:
+            ValueError: It is not the key of one.
+        """
         if len(restore_key) != 4 or restore_key[0] != self.name:
             raise ValueError(f"{restore_key!r} is not a restore key of source {self.name!r}")
         index, first = restore_key[2], self.order.first
@@ -158,7 +162,11 @@ class WebdatasetSource(SavableDataset[T]):
                 f"{restore_key!r}: source {self.name!r} has samples "
                 f"{first}..{first + self.order.num_samples - 1}"
             )
-        block = self.reader.read(np.array([index], dtype=np.int64))
+        return int(index)
+
+    def restore_sample(self, restore_key: RestoreKey) -> T:
+        """Reads the sample of a key again."""
+        block = self.reader.read(np.array([self.index_in(restore_key)], dtype=np.int64))
         with replaying():
             sample: T = self.loader(
                 block.data, block.members[0], block.shards[0], block.places[0], restore_key
