@@ -6,7 +6,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePath
@@ -19,7 +19,7 @@ from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, did_
 from energon_lite.core.seeds import key_of
 from energon_lite.formats.tar import BLOCK
 from energon_lite.storage import files
-from energon_lite.storage.braces import check_num_names, compress, expand
+from energon_lite.storage.braces import check_num_names, expand
 from energon_lite.storage.files import is_there, map_file, warn_once, write_atomically
 from energon_lite.storage.yaml import YamlMap, check_keys, dump_config, load_yaml
 
@@ -482,14 +482,3 @@ def _expanded(value: Any, place: str) -> list[str]:
         except ValueError as error:
             raise DatasetFormatError(f"{place}[{index}]: {error}") from None
     return names
-
-
-def split_text(
-    parts: Mapping[str, Sequence[str]], exclude: Sequence[str] = (), config: str | None = None
-) -> str:
-    """Returns the content of a split config, with numbered names merged into brace patterns."""
-    content = {
-        "split_parts": {name: compress(shards) for name, shards in parts.items()},
-        "exclude": compress(exclude),
-    }
-    return dump_config(content, config or DEFAULT_SPLIT)

@@ -107,7 +107,6 @@ class KeyCheck:
         self._shards = shards
         self._ids = tar_file_ids
         self._first: dict[int, str] = {}
-        self._last: dict[int, dict[int, tuple[str, int, int]]] = {}
 
     def check_shard(self, shard: int, file: ByteFile, offsets: Int64Array) -> None:
         """Compares a shard that is open.
@@ -140,20 +139,6 @@ class KeyCheck:
         if keys[:1] not in ([], [stored]):
             raise self._error(shard, 0, keys[0], stored)
         return stored, keys
-
-    def check_last_key(self, shard: int, file: ByteFile) -> None:
-        """Compares the key of the last sample of a shard that is open, if the file is long enough.
-
-        Raises:
-            DatasetFormatError: It is not that of the index.
-        """
-        if shard not in self._last:
-            self._last[shard] = self._ask(IndexDatabase.last_sample, self._ids[shard])
-        for place, (stored, start, size) in self._last[shard].items():
-            if 0 <= start <= start + size <= file.size_bytes:
-                key = (*first_keys(file, start + size, start), "")[0]
-                if key != stored:
-                    raise self._error(shard, place, key, stored)
 
     def _first_key(self, shard: int) -> str:
         """Returns the key of the first sample of a shard; empty if the index does not have it."""

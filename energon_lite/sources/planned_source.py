@@ -112,9 +112,7 @@ class _OrderCursor(SourceCursor[RestoreKey]):
 
     take_batch, take_ready = Cursor.take_batch, Cursor.take_ready
 
-    @property
-    def has_columns(self) -> bool:
-        return True
+    has_columns = True
 
     def take_columns(self, n: int) -> OrderColumns:
         epochs, indices = self._order.block(self.position, n)
