@@ -93,6 +93,8 @@ class FieldMap:
         mapping: As it was passed.
         paths: The paths to each value, tried in this order; by the name of the field, or by field
             and position, as in `images[0]`.
+        getters: Names of fields, and what returns the value of each; a KeyError where a whole part
+            is missing, of which `access` names what there is.
         parts: All parts that may be needed.
         direct: Where each field is one whole part, the field of each part; else None.
 
@@ -108,7 +110,7 @@ class FieldMap:
             )
         self.mapping: dict[str, str | list[str]] = dict(mapping)
         self.paths: dict[str, tuple[FieldPath, ...]] = {}
-        self._getters: list[tuple[str, _Getter]] = []
+        self.getters: list[tuple[str, _Getter]] = []
         for field, access in mapping.items():
             texts = access if isinstance(access, list) else [access]
             if not texts or not all(isinstance(text, str) for text in (field, *texts)):
@@ -118,9 +120,9 @@ class FieldMap:
                 )
             if texts is access:
                 getters = [self._getter(f"{field}[{i}]", t, where) for i, t in enumerate(texts)]
-                self._getters.append((field, partial(_find_all, getters)))
+                self.getters.append((field, partial(_find_all, getters)))
             else:
-                self._getters.append((field, self._getter(field, access, where)))
+                self.getters.append((field, self._getter(field, access, where)))
         self.parts = frozenset(path.part for paths in self.paths.values() for path in paths)
         whole = {paths[0].part: name for name, paths in self.paths.items() if _is_part(paths)}
         self.direct = whole if list(whole.values()) == list(mapping) else None
@@ -141,7 +143,7 @@ class FieldMap:
             FieldAccessError: A field has no value; names it, what was tried and what there is.
         """
         try:
-            return {name: get(sample) for name, get in self._getters}
+            return {name: get(sample) for name, get in self.getters}
         except KeyError:
             # A whole part is missing: raises the error that names it.
             return {name: _find(name, paths, sample) for name, paths in self.paths.items()}

@@ -19,7 +19,7 @@ from energon_lite.core.arrays import Int64Array, UInt8Array
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError
 from energon_lite.core.seeds import key_of
 from energon_lite.formats.format import Format, Opened
-from energon_lite.formats.shards import MAX_OPEN, OpenShards, RangeReader, Rows
+from energon_lite.formats.shards import MAX_OPEN, RangeReader, Rows
 from energon_lite.names.energon_modules import LazyFunction
 from energon_lite.storage import files
 from energon_lite.storage.local_paths import local_path
@@ -234,33 +234,6 @@ def _line_offsets(path: PurePath, size_bytes: int, *facts: object) -> Int64Array
 # ----------------------------------------------------------------------------------------- reading
 
 
-class _OpenLines(OpenShards):
-    """One JSONL file, which is the only shard.
-
-    Args:
-        path: the file.
-        lines: where its samples begin.
-    """
-
-    def __init__(self, path: PurePath, lines: Int64Array) -> None:
-        super().__init__(path.parent, (path.name,))
-        self._path, self._lines = path, lines
-
-    def load_offsets(self, number: int) -> Int64Array:
-        """Returns where the samples begin."""
-        del number
-        return self._lines
-
-    def cut_short(self, shard: int, place: int, stop: int) -> DatasetFormatError:
-        """Returns the error of a sample that would end at byte `stop`, behind the file's end."""
-        size = self._overrun[shard]
-        return DatasetFormatError(
-            f"{self._path}: {JsonlFormat().place_of(place)} should end at byte {stop}, but the "
-            f"file ends before ({size} bytes): it was cut after it was indexed. Restore it, or run "
-            f"`energon-lite prepare {self._path}`"
-        )
-
-
 class LineReader(RangeReader):
     """Random access to the samples of a JSONL file; see `RangeReader`.
 
@@ -276,21 +249,45 @@ class LineReader(RangeReader):
         EmptyDatasetError: It has no sample.
     """
 
+    _lines: Int64Array | None
+
     def __init__(self, path: PurePath, max_open: int = MAX_OPEN) -> None:
         self.size_bytes = _opened_lines(path).size_bytes
         lines = line_offsets(path, self.size_bytes)
         super().__init__(path, (path.name,), (len(lines) - 1,), max_open=max_open)
-        self._opened = _OpenLines(path, lines)
+        self._lines = lines
 
-    def new_files(self) -> OpenShards:
-        """Returns the file, if it has the samples that it had when the run began."""
-        lines = line_offsets(self.root, self.size_bytes)
-        if len(lines) - 1 != self.num_samples:
-            raise DatasetFormatError(
-                f"{self.root} has {len(lines) - 1:,} samples now, and had {self.num_samples:,} "
-                "when the run began; begin a run of the new data"
-            )
-        return _OpenLines(self.root, lines)
+    def _begin(self) -> None:
+        super()._begin()
+        self._lines = None
+
+    def extents(
+        self, indices: Int64Array, is_patient: bool = True
+    ) -> tuple[Rows, dict[int, Exception]]:
+        """Looks up lines; another process has to have the same ones."""
+        self.load_offsets(0)
+        return super().extents(indices, is_patient)
+
+    def load_offsets(self, shard: int) -> Int64Array:
+        """Returns where the samples begin, if they are those that there were when the run began."""
+        del shard
+        if self._lines is None:
+            self._lines = line_offsets(self.root, self.size_bytes)
+            if len(self._lines) - 1 != self.num_samples:
+                raise DatasetFormatError(
+                    f"{self.root} has {len(self._lines) - 1:,} samples now, and had "
+                    f"{self.num_samples:,} when the run began; begin a run of the new data"
+                )
+        return self._lines
+
+    def cut_short(self, shard: int, place: int, stop: int, size: int) -> DatasetFormatError:
+        """Returns the error of a sample that would end at byte `stop` of a file of `size` bytes."""
+        del shard
+        return DatasetFormatError(
+            f"{self.root}: {JsonlFormat().place_of(place)} should end at byte {stop}, but the "
+            f"file ends before ({size} bytes): it was cut after it was indexed. "
+            f"Restore it, or run `energon-lite prepare {self.root}`"
+        )
 
     def path_of(self, number: int) -> PurePath:
         """Returns the path of the file."""

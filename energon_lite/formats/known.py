@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import PurePath
 
 from energon_lite.formats.format import Format
-from energon_lite.formats.jsonl import JsonlFormat
 from energon_lite.formats.prepared_folder import PreparedFolder
+from energon_lite.names.energon_modules import import_name
 
-# Asked in this order. The last one takes every path, and reports what is wrong with it.
-FORMATS: list[Format] = [JsonlFormat(), PreparedFolder()]
+# Asked first, in this order.
+FORMATS: list[Format] = []
+# Formats of files by suffix, imported on first use.
+_BY_SUFFIX = {".jsonl": "energon_lite.formats.jsonl:JsonlFormat"}
+# Takes every other path, and reports what is wrong with it.
+_FOLDER = PreparedFolder()
 
 
 def register_format(own: Format) -> None:
@@ -19,4 +23,7 @@ def register_format(own: Format) -> None:
 
 def format_of(path: PurePath) -> Format:
     """Returns the format of a dataset; decides by its name, without reading it."""
-    return next(known for known in FORMATS if known.is_mine(path))
+    home = _BY_SUFFIX.get(path.suffix)
+    known = [*FORMATS, *([import_name(home)()] if home else []), _FOLDER]
+    found: Format = next(own for own in known if own.is_mine(path))
+    return found

@@ -5,8 +5,6 @@ in `x.lengths/NAME`; or, where NAME is an absolute path, in a folder below it na
 dataset's `index.uuid`, so that data may be read-only.
 `PART.npy` has the tokens, `PART.RESOURCE.npy` the lengths in another resource, `PART.json`
 names the data, and what measured them. A sample that was skipped or failed has length 0.
-
-`PartialLengths` keeps what was measured so far, whatever becomes of the process.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 from uuid import UUID
@@ -31,7 +29,6 @@ TOKENS = "tokens"
 _MAX_FACTS_BYTES = 1 << 20
 _LEFT_SEC = 60.0  # no process writes any more to a temporary file of this age
 _MAX_LENGTH = 1 << 40  # sums of lengths must not overflow
-_UNKNOWN = -1
 
 
 def lengths_path(root: PurePath, part: str, name: str, resource: str = TOKENS) -> PurePath:
@@ -59,8 +56,12 @@ def lengths_path(root: PurePath, part: str, name: str, resource: str = TOKENS) -
     return folder / file
 
 
-def _check_place(root: PurePath, name: str) -> None:
-    """Refuses to write an index where a link in the dataset leads out of it."""
+def check_place(root: PurePath, name: str) -> None:
+    """Refuses to write an index where a link in the dataset leads out of it.
+
+    Raises:
+        DatasetFormatError: A link does.
+    """
     folder = lengths_path(root, "", name).parent
     home, _ = format_of(root).beside(root, "lengths")
     if not name.startswith("/") and files.leads_out(folder, home):
@@ -107,7 +108,7 @@ def write_lengths(
     """
     arrays = lengths if isinstance(lengths, Mapping) else {TOKENS: lengths}
     path = lengths_path(root, part, name)
-    _check_place(root, name)
+    check_place(root, name)
     files.make_folder(path.parent)
     facts = _facts_path(root, part, name)
     targets = {resource: lengths_path(root, part, name, resource) for resource in arrays}
@@ -202,93 +203,3 @@ def _problem(facts: Any, lengths: Int64Array, num_samples: int, data: str) -> st
             f"{facts.get('data')!r:.40} and is {data!r} now)"
         )
     return ""
-
-
-class PartialLengths:
-    """Lengths of N samples in R resources, in a file that is mapped into memory.
-
-    It resumes from what an interrupted process left, if that was of the same data and encoder.
-
-    Args:
-        root: folder of the dataset.
-        part: the split part.
-        name: of the index.
-        num_samples: N.
-        resources: names of the R resources.
-        data: hash of the data.
-        encoder: names what measures.
-
-    Raises:
-        PermissionError: The place of the index cannot be written to.
-    """
-
-    def __init__(
-        self,
-        root: PurePath,
-        part: str,
-        name: str,
-        num_samples: int,
-        resources: Sequence[str],
-        data: str,
-        encoder: str,
-    ) -> None:
-        self._target = (root, part, name)
-        self._resources = tuple(resources)
-        self._data = data
-        self._encoder = encoder
-        path = lengths_path(root, part, name)
-        self._path = path.with_name(path.name + ".partial")
-        self._facts_path = path.with_name(path.name + ".partial.json")
-        _check_place(root, name)
-        try:
-            files.make_folder(path.parent)
-            files.write_atomically(self._path.with_suffix(".try"), b"")
-            files.remove(self._path.with_suffix(".try"))
-        except OSError as error:
-            raise PermissionError(
-                f"{path.parent} cannot be written to ({error.strerror}): no place for the length "
-                f"index {name!r} of {root}. Write it elsewhere with --meta-dir DIR "
-                f"(meta_dir=...), and read it as lengths='DIR/{name.rpartition('/')[2]}'"
-            ) from None
-        shape = (num_samples, len(self._resources))
-        num_bytes = 8 * shape[0] * shape[1]
-        facts = {"data": data, "encoder": encoder, "resources": list(resources), "shape": shape}
-        text = json.dumps(facts).encode()
-        try:
-            is_left = files.read_file(self._facts_path, len(text)) == text
-            is_left &= files.size_of(self._path) == num_bytes
-        except (OSError, ValueError):
-            is_left = False
-        if not is_left:
-            self._remove()
-        self._lengths = files.mapped_array(self._path, shape)
-        if not is_left:
-            self._lengths[:] = _UNKNOWN
-            self._lengths.flush()
-            # Written last: with it the lengths count.
-            files.write_atomically(self._facts_path, text)
-
-    def _remove(self) -> None:
-        files.remove(self._facts_path)
-        files.remove(self._path)
-
-    def missing(self) -> Int64Array:
-        """Returns the numbers of samples that are not measured yet, rising."""
-        return np.flatnonzero(self._lengths[:, 0] == _UNKNOWN)
-
-    def put(self, samples: Int64Array, lengths: Int64Array) -> None:
-        """Records what was measured.
-
-        Args:
-            samples: shape (n,); their numbers in the part.
-            lengths: shape (n, R), each at least 0.
-        """
-        self._lengths[samples] = lengths
-
-    def finish(self) -> PurePath:
-        """Writes the index, and removes the partial one."""
-        columns = np.ascontiguousarray(self._lengths.T)
-        arrays = dict(zip(self._resources, columns, strict=True))
-        path = write_lengths(*self._target, arrays, self._data, self._encoder)
-        self._remove()
-        return path

@@ -33,12 +33,12 @@ class _Files(dict[int, ByteFile]):
 
     def __init__(self, readers: Sequence[ShardReader]) -> None:
         super().__init__()
-        self._opened = [reader.open_files for reader in readers]
+        self._readers = readers
         self.firsts = [0, *accumulate(len(reader.shards) for reader in readers)]
 
     def __missing__(self, number: int) -> ByteFile:
         reader = bisect(self.firsts, number) - 1
-        file = self[number] = self._opened[reader].file(number - self.firsts[reader])
+        file = self[number] = self._readers[reader].file(number - self.firsts[reader])
         return file
 
 
@@ -91,19 +91,14 @@ def read_at_once(
     turns = np.concatenate([requests[i][2] for i in kept])
     order = argsort(turns[rows.order])
     rows, shifts, numbers = rows.taken(order), read.shifts[order], numbers[order]
-    while True:
-        is_kept = is_read[numbers]
-        if not is_kept.all():
-            rows, shifts, numbers = rows.taken(is_kept), shifts[is_kept], numbers[is_kept]
-        members = block_members(read.data, rows.starts + shifts, rows.stops + shifts, -shifts)
-        if type(members) is OneFileEach:
-            break
-        is_bad = np.array([type(own) is not list or len(own) != 1 for own in members], dtype=bool)
-        if not is_bad.any():
-            files = [*zip(*chain.from_iterable(members), strict=True)] or [()] * 3
-            members = OneFileEach(*map(list, files))
-            break
-        is_read[numbers[is_bad]] = False
+    members = block_members(read.data, rows.starts + shifts, rows.stops + shifts, -shifts)
+    if type(members) is not OneFileEach or read.errors:
+        is_one = np.array([type(own) is list and len(own) == 1 for own in members], dtype=bool)
+        is_read[numbers[~is_one]] = False
+        kept_rows = np.flatnonzero(is_read[numbers])
+        rows = rows.taken(kept_rows)
+        members = chain.from_iterable(map(members.__getitem__, kept_rows.tolist()))
+        members = OneFileEach(*map(list, [*zip(*members, strict=True)] or [()] * 3))
     all_names = np.array([name for reader in readers for name in reader.shards], dtype=object)
     block = Block(read.data.data, members, all_names[rows.shards].tolist(), rows.places.tolist())
     return block, is_read.tolist(), _WAITS * read.num_waits > len(runs.owners)

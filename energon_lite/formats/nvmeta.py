@@ -6,7 +6,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePath
@@ -19,7 +19,7 @@ from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, did_
 from energon_lite.core.seeds import key_of
 from energon_lite.formats.tar import BLOCK
 from energon_lite.storage import files
-from energon_lite.storage.braces import check_num_names, compress, expand
+from energon_lite.storage.braces import check_num_names, expand
 from energon_lite.storage.files import is_there, map_file, warn_once, write_atomically
 from energon_lite.storage.yaml import YamlMap, check_keys, dump_config, load_yaml
 
@@ -46,21 +46,6 @@ _LONGEST_PATH = 4096
 def index_path(shard: PurePath) -> PurePath:
     """Returns the path of a shard's index: `x.tar` has `x.tar.idx`."""
     return shard.with_suffix(".tar.idx")
-
-
-def check_index_size(shard: PurePath, count: int) -> None:
-    """Checks, without reading it, that a shard has an index of `count` samples.
-
-    Raises:
-        FileNotFoundError: There is no index.
-        DatasetFormatError: The index is one of another number of samples.
-    """
-    try:
-        size = files.size_of(index_path(shard))
-    except OSError:
-        size = -1
-    if size != 8 * (count + 1):
-        read_index(shard, count)  # raises
 
 
 def fingerprint(
@@ -91,7 +76,12 @@ def fingerprint(
                 f"{path}: listed in {root / META} but not there ({error.strerror}); restore "
                 "the file, or prepare the dataset again"
             ) from None
-        check_index_size(path, count)
+        try:
+            is_whole = files.size_of(index_path(path)) == 8 * (count + 1)
+        except OSError:
+            is_whole = False
+        if not is_whole:
+            read_index(path, count)  # raises
     digest = key_of("data", shards, counts, tuple(sizes), rest) & (2**64 - 1)
     return f"{digest:016x}", sum(sizes)
 
@@ -492,14 +482,3 @@ def _expanded(value: Any, place: str) -> list[str]:
         except ValueError as error:
             raise DatasetFormatError(f"{place}[{index}]: {error}") from None
     return names
-
-
-def split_text(
-    parts: Mapping[str, Sequence[str]], exclude: Sequence[str] = (), config: str | None = None
-) -> str:
-    """Returns the content of a split config, with numbered names merged into brace patterns."""
-    content = {
-        "split_parts": {name: compress(shards) for name, shards in parts.items()},
-        "exclude": compress(exclude),
-    }
-    return dump_config(content, config or DEFAULT_SPLIT)

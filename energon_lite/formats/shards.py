@@ -15,9 +15,7 @@ from __future__ import annotations
 import errno
 import logging
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import PurePath
 from typing import Any, NamedTuple, TypeVar
@@ -80,6 +78,11 @@ class OpenShard(NamedTuple):
     file: ByteFile
     offsets: Int64Array
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the file has all bytes that its index names."""
+        return bool(self.offsets[-1] <= self.file.size_bytes)
+
 
 class KeyCheck:
     """Compares tars, and where their samples begin, with `index.sqlite`.
@@ -104,7 +107,6 @@ class KeyCheck:
         self._shards = shards
         self._ids = tar_file_ids
         self._first: dict[int, str] = {}
-        self._last: dict[int, dict[int, tuple[str, int, int]]] = {}
 
     def check_shard(self, shard: int, file: ByteFile, offsets: Int64Array) -> None:
         """Compares a shard that is open.
@@ -138,20 +140,6 @@ class KeyCheck:
             raise self._error(shard, 0, keys[0], stored)
         return stored, keys
 
-    def check_last_key(self, shard: int, file: ByteFile) -> None:
-        """Compares the key of the last sample of a shard that is open, if the file is long enough.
-
-        Raises:
-            DatasetFormatError: It is not that of the index.
-        """
-        if shard not in self._last:
-            self._last[shard] = self._ask(IndexDatabase.last_sample, self._ids[shard])
-        for place, (stored, start, size) in self._last[shard].items():
-            if 0 <= start <= start + size <= file.size_bytes:
-                key = (*first_keys(file, start + size, start), "")[0]
-                if key != stored:
-                    raise self._error(shard, place, key, stored)
-
     def _first_key(self, shard: int) -> str:
         """Returns the key of the first sample of a shard; empty if the index does not have it."""
         if shard not in self._first:
@@ -182,293 +170,6 @@ class KeyCheck:
             pass_on(error)
             files.warn_once(f"{error}. Until then keys of samples are not compared with it")
             return {}
-
-
-class OpenShards(ABC):
-    """Reads byte ranges of shards; any number of threads may do so. A subclass knows the format.
-
-    No lock is held: a fork would have it.
-
-    Args:
-        root: folder of the shards.
-        shards: their names relative to `root`; in all methods a shard is a position in these.
-    """
-
-    def __init__(self, root: PurePath, shards: Sequence[str]) -> None:
-        self._root, self._shards = root, shards
-        self._open: OrderedDict[int, OpenShard] = OrderedDict()
-        self._most_open = MAX_OPEN
-        self.slow_blocks = 0  # to be read until storage counts as quick again
-        self._no_large = 0  # to be read until large files are tried to be read one by one
-        # Of each shard that was opened and is whole, to notice another file: size, sum of offsets,
-        # and the file whose first key was compared with the index.
-        self._seen: dict[int, tuple[int, int, Hashable]] = {}
-        # Size of each open shard whose index goes beyond its end.
-        self._overrun: dict[int, int] = {}
-        # Made on first use: a blend of many sources needs them of few.
-        self._names: Any = None
-        self._patience: files.Patience | None = None
-
-    def names_of(self, shards: Int64Array) -> list[str]:
-        """Returns the names of `shards`, shape (N,)."""
-        if self._names is None:
-            self._names = np.array(self._shards, dtype=object)
-        names: list[str] = self._names[shards].tolist()
-        return names
-
-    def offsets(self, shard: int, is_patient: bool = True) -> Int64Array:
-        """Opens a shard; returns where its samples begin, and where the last one ends.
-
-        Args:
-            shard: which one.
-            is_patient: whether storage that fails is waited for; else it is asked once.
-
-        Raises:
-            OSError: The shard cannot be opened, though the dataset can be read.
-            DatasetFormatError: The shard or its index is invalid.
-            FatalSampleError: The dataset cannot be read at all.
-        """
-        if shard in self._open:
-            return self._opened(shard).offsets
-        if not is_patient:
-            path = self._root / self._shards[shard]
-            return files.retried(lambda: self._opened(shard).offsets, path, lambda *_: 0.0)
-        return self._patiently(shard, lambda: self._opened(shard).offsets)
-
-    def file(self, shard: int) -> ByteFile:
-        """Returns the open file of a shard.
-
-        Raises:
-            OSError: It cannot be opened.
-            DatasetFormatError: The shard or its index is invalid.
-        """
-        opened = self._open.get(shard)
-        return (opened or self._opened(shard)).file
-
-    def end_of(self, shard: int) -> int | None:
-        """Returns the size of a shard whose index goes beyond its end now; None for others."""
-        if shard in self._overrun:
-            with Ignored(OSError, DatasetFormatError):
-                size = files.size_of(self._root / self._shards[shard])
-                if size != self._overrun[shard]:  # it was restored, or is being copied
-                    self._close(shard)
-                    self._opened(shard)
-        return self._overrun.get(shard)
-
-    @abstractmethod
-    def cut_short(self, shard: int, place: int, stop: int) -> DatasetFormatError:
-        """Returns the error of a sample that would end at byte `stop`, behind the file's end."""
-
-    @abstractmethod
-    def load_offsets(self, number: int) -> Int64Array:
-        """Returns where the samples of a shard begin, and where the last one ends."""
-
-    def check_content(self, number: int, file: ByteFile, offsets: Int64Array) -> None:
-        """Checks that a file that was opened has the samples that were indexed."""
-        del number, file, offsets
-
-    def witness(self, number: int) -> PurePath:
-        """Returns the file that is tried where there is no other shard: does all storage fail?"""
-        return self._root / self._shards[number]
-
-    def read_again(
-        self, rows: Rows, first: int, last: int, target: memoryview, failure: Exception
-    ) -> dict[int, Exception]:
-        """Fills `target` with the samples of a run that could not be read.
-
-        They are read one by one, repeatedly for some seconds.
-
-        Args:
-            rows: the samples.
-            first: the first row of the run.
-            last: the row after it.
-            target: as long as the run.
-            failure: why it could not be read.
-
-        Returns:
-            The errors of the samples that cannot be read, by their row; an OSError or a
-            DatasetFormatError each.
-
-        Raises:
-            FatalSampleError: The dataset cannot be read at all.
-        """
-        shard, base = int(rows.shards[first]), int(rows.starts[first])
-        starts, stops = rows.starts[first:last].tolist(), rows.stops[first:last].tolist()
-        missing = dict(enumerate(zip(starts, stops, strict=True), first))
-
-        def read_missing() -> None:
-            latest, until = None, 0.0
-            for row, (start, stop) in list(missing.items()):
-                try:
-                    fill(self.file(shard), target[start - base : stop - base], start)
-                    del missing[row]
-                except OSError as error:
-                    self._close(shard)  # the next try opens it again
-                    latest, until = error, until or patience.clock() + _ONE_BY_ONE_SEC
-                    if patience.clock() > until:
-                        break
-            if latest is not None:
-                raise latest
-
-        self._close(shard)
-        try:
-            self._patiently(shard, read_missing, failure)
-        except (OSError, DatasetFormatError) as error:
-            pass_on(error)
-            return dict.fromkeys(missing, error)
-        return {}
-
-    def read_large(self, rows: Rows) -> tuple[FileContents, Any] | None:
-        """Reads samples file by file, each into separate memory.
-
-        Returns:
-            Contents and members, as in a block. None if something is not in the page cache, or
-            fails; or is not plain or not large, and then the next blocks are not tried.
-        """
-        self._no_large = max(0, self._no_large - 1)
-        if self._no_large:
-            return None
-        numbers = rows.shards.tolist()
-        try:
-            opened = {number: self.file(number) for number in set(numbers)}
-            found = read_files([opened[number] for number in numbers], rows.starts, rows.stops)
-        except (OSError, DatasetFormatError) as error:
-            pass_on(error)
-            return None  # reading a range reports what is wrong, and waits if it has to
-        if found is None:
-            self._no_large = SLOW_BLOCKS
-        self.slow_blocks = max(0, self.slow_blocks - 1)
-        return found
-
-    def _patiently(
-        self, number: int, attempt: Callable[[], T], first: Exception | None = None
-    ) -> T:
-        if self._patience is None:
-            self._patience = files.Patience(self._root)
-        return self._patience.retried(
-            attempt,
-            self._root / self._shards[number],
-            lambda: self._others_can_be_read(number),
-            first,
-            self._close_half,
-        )
-
-    def _close_half(self) -> bool:
-        """Closes half of the shards, and keeps fewer open from now on; False if none is open."""
-        num_open = len(self._open)
-        self._most_open = max(1, num_open // 2)
-        self.close_down_to(self._most_open - 1)
-        return num_open > 0
-
-    def _others_can_be_read(self, number: int) -> bool:
-        """Whether another shard of the dataset can be read, or where there is none its witness."""
-        total = len(self._shards)
-        others = {(number + step) % total for step in (1, total // 2, -1)} - {number}
-        paths = [self._root / self._shards[other] for other in sorted(others)]
-        return any(map(files.can_read, paths or [self.witness(number)]))
-
-    def _opened(self, number: int) -> OpenShard:
-        shard = self._open.get(number)
-        if shard is not None:
-            with suppress(KeyError):  # another thread has closed it
-                self._open.move_to_end(number)
-            return shard
-        path = self._root / self._shards[number]
-        self.close_down_to(self._most_open - 1)
-        offsets = self.load_offsets(number)
-        file = files.open_bytes(path)
-        try:
-            self._check(number, file, offsets)
-        except BaseException:
-            file.close()  # the traceback would keep it open
-            raise
-        shard = self._open[number] = OpenShard(file, offsets)
-        return shard
-
-    def _check(self, number: int, file: ByteFile, offsets: Int64Array) -> None:
-        """Checks that an opened file is the one that was opened before, and is indexed.
-
-        Raises:
-            OSError: Its size, or its index, has changed.
-            DatasetFormatError: `index.sqlite` describes another shard.
-        """
-        seen = (file.size_bytes, int(offsets.sum()))
-        known = self._seen.get(number, (*seen, _UNKNOWN))
-        if seen != known[:2]:
-            text = f"another file of {seen[0]} bytes took the place of one of {known[0]} bytes"
-            text += ", or its index changed; restore it, or begin a run of the new data"
-            raise OSError(errno.ESTALE, text, str(self._root / self._shards[number]))
-        if offsets[-1] > file.size_bytes:
-            self._overrun[number] = file.size_bytes
-        else:
-            self._seen[number] = known
-            self._overrun.pop(number, None)
-        if known[2] != file.identity:
-            self.check_content(number, file, offsets)
-        if number not in self._overrun:
-            self._seen[number] = (*seen, file.identity)
-
-    def _close(self, number: int) -> None:
-        self._open.pop(number, None)
-
-    def close_down_to(self, number: int) -> None:
-        """Closes the least recently used shards until `number` are open."""
-        with suppress(KeyError):  # other threads have closed all
-            while len(self._open) > number:
-                self._open.popitem(last=False)
-
-
-class _OpenTars(OpenShards):
-    """Tars, which are compared with their indexes.
-
-    Args:
-        root: folder of the dataset.
-        shards: as in `OpenShards`.
-        counts: samples of each shard.
-        tar_file_ids: number of each shard in `index.sqlite`.
-    """
-
-    def __init__(
-        self,
-        root: PurePath,
-        shards: Sequence[str],
-        counts: Sequence[int],
-        tar_file_ids: Sequence[int],
-    ) -> None:
-        super().__init__(root, shards)
-        self._counts = counts
-        self._keys = KeyCheck(root, shards, tar_file_ids)
-
-    def load_offsets(self, number: int) -> Int64Array:
-        """Reads the index of a tar."""
-        return read_index(self._root / self._shards[number], self._counts[number])
-
-    def check_content(self, number: int, file: ByteFile, offsets: Int64Array) -> None:
-        """Compares a tar with `index.sqlite`."""
-        self._keys.check_shard(number, file, offsets)
-
-    def witness(self, number: int) -> PurePath:
-        """Returns the list of the tars."""
-        del number
-        return self._root / META / INFO_JSON
-
-    def cut_short(self, shard: int, place: int, stop: int) -> DatasetFormatError:
-        """Returns the error of a sample that would end at byte `stop`, behind the file's end."""
-        path, size = self._root / self._shards[shard], self._overrun[shard]
-        tail = bytearray(b"?" * 2 * BLOCK)
-        with Ignored(OSError, DatasetFormatError):
-            fill(self.file(shard), memoryview(tail), max(0, size - len(tail)))
-        if size % BLOCK or any(tail):
-            what = (
-                "the shard is truncated, or was replaced after preparing. Restore it, or prepare "
-                "the dataset again"
-            )
-        else:
-            what = f"it has its end mark, so {index_path(path).name} is wrong; {reindex(path)}"
-        return DatasetFormatError(
-            f"{path}: sample {place} should end at byte {stop}, but the file ends before "
-            f"({size} bytes): {what}"
-        )
 
 
 class Block(NamedTuple):
@@ -529,9 +230,13 @@ class BlockReader(ABC):
 class RangeReader(BlockReader):
     """Random access to samples that are ranges of bytes of some files, the shards.
 
+    A subclass knows the format. Any number of threads may read; no lock is held, since a fork would
+    have it.
+
     Args:
         root: the dataset.
-        shards: names of the files.
+        shards: names of the files, relative to `root`; in all methods a shard is a position in
+            these.
         counts: samples of each.
         excluded: positions, ascending, in the concatenated shards that do not count as samples.
         max_open: files that stay open; 0 opens each file again for every block.
@@ -557,25 +262,43 @@ class RangeReader(BlockReader):
         if len(excluded):
             self._excluded = np.asarray(excluded, dtype=np.int64) - np.arange(len(excluded))
         self.num_samples = int(self.starts[-1]) - len(excluded)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begins with no open file, in this process."""
+        self._open: dict[int, OpenShard] = {}  # the one that was used last is the last one
+        self._most_open = MAX_OPEN
+        self._slow_blocks = 0  # to be read until storage counts as quick again
+        self._no_large = 0  # to be read until large files are tried to be read one by one
+        # Of each shard that was opened and is whole, to notice another file: size, sum of offsets,
+        # and the file whose first key was compared with the index.
+        self._seen: dict[int, tuple[int, int, Hashable]] = {}
+        # Made on first use: a blend of many sources needs them of few.
+        self._names: Any = None
+        self._patience: files.Patience | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves the files behind: another process opens its own."""
-        return {name: value for name, value in vars(self).items() if name != "_opened"}
-
-    @property
-    def open_files(self) -> OpenShards:
-        """The shards: made on first use, since a worker of a large blend reads few of its sources.
-
-        If two threads make them at once, both get the same.
-        """
-        found: OpenShards | None = self.__dict__.get("_opened")
-        if found is None:
-            found = self.__dict__.setdefault("_opened", self.new_files())
-        return found
+        unopened: Any = object.__new__(type(self))
+        unopened._begin()
+        state: dict[str, Any] = vars(self) | vars(unopened)
+        return state
 
     @abstractmethod
-    def new_files(self) -> OpenShards:
-        """Returns the shards, of which none is open."""
+    def load_offsets(self, shard: int) -> Int64Array:
+        """Returns where the samples of a shard begin, and where the last one ends."""
+
+    @abstractmethod
+    def cut_short(self, shard: int, place: int, stop: int, size: int) -> DatasetFormatError:
+        """Returns the error of a sample that would end at byte `stop` of a file of `size` bytes."""
+
+    def check_content(self, shard: int, file: ByteFile, offsets: Int64Array) -> None:
+        """Checks that a file that was opened has the samples that were indexed."""
+        del shard, file, offsets
+
+    def witness(self) -> PurePath:
+        """Returns the file that is tried where there is no other shard: does all storage fail?"""
+        return self.path_of(0)
 
     @abstractmethod
     def members(self, data: UInt8Array, rows: Rows, bases: Int64Array) -> Any:
@@ -619,14 +342,36 @@ class RangeReader(BlockReader):
             del block  # its files have separate memory
 
     def _large_files(self, rows: Rows) -> Block | None:
-        """Reads samples of large files file by file; None where long ranges are to be read."""
+        """Reads samples of large files file by file, each into separate memory.
+
+        Returns:
+            None where long ranges are to be read: if something is not in the page cache, or fails;
+            or is not plain or not large, and then the next blocks are not tried.
+        """
         if (rows.stops - rows.starts).sum() < LARGE_BYTES * len(rows.order):
             return None
-        rows = rows.taken(np.argsort(rows.order))
-        found = self.open_files.read_large(rows)
-        if found is None:
+        self._no_large = max(0, self._no_large - 1)
+        if self._no_large:
             return None
-        return Block(*found, self.open_files.names_of(rows.shards), rows.places.tolist())
+        rows = rows.taken(np.argsort(rows.order))
+        numbers = rows.shards.tolist()
+        try:
+            opened = {number: self.file(number) for number in set(numbers)}
+            found = read_files([opened[number] for number in numbers], rows.starts, rows.stops)
+        except (OSError, DatasetFormatError) as error:
+            pass_on(error)
+            return None  # reading a range reports what is wrong, and waits if it has to
+        self._slow_blocks = max(0, self._slow_blocks - 1)
+        if found is None:
+            self._no_large = SLOW_BLOCKS
+            return None
+        return Block(*found, self._names_of(rows.shards), rows.places.tolist())
+
+    def _names_of(self, shards: Int64Array) -> list[str]:
+        if self._names is None:
+            self._names = np.array(self.shards, dtype=object)
+        names: list[str] = self._names[shards].tolist()
+        return names
 
     def _block(
         self, data: UInt8Array, rows: Rows, shifts: Int64Array, lost: dict[int, Exception]
@@ -643,35 +388,50 @@ class RangeReader(BlockReader):
         members = self.members(data, rows, -shifts)
         for i, error in errors.items():
             members[i] = error
-        names = self.open_files.names_of(rows.shards)
-        return Block(data.data, members, names, rows.places.tolist())
+        return Block(data.data, members, self._names_of(rows.shards), rows.places.tolist())
 
     @property
     def is_slow(self) -> bool:
         """Whether reading waited for storage lately."""
-        return self.open_files.slow_blocks > 0
+        return self._slow_blocks > 0
 
     def advise(self, indices: Int64Array) -> None:
         """Asks the kernel to read samples into its page cache, neighbours at once."""
         rows, _ = self.extents(indices, is_patient=False)
-        advise_runs(runs_of(rows.shards, rows.starts, rows.stops), self.open_files.file)
-
-    def close_files(self) -> None:
-        """Closes the files that are not to stay open between two reads."""
-        self.open_files.close_down_to(self.max_open)
+        advise_runs(runs_of(rows.shards, rows.starts, rows.stops), self.file)
 
     def path_of(self, number: int) -> PurePath:
         """Returns the path of the shard at position `number`."""
         return self.root / self.shards[number]
 
-    def offsets(self, shard: int) -> Int64Array:
-        """Returns where the samples of a shard begin, and where the last one ends.
+    def offsets(self, shard: int, is_patient: bool = True) -> Int64Array:
+        """Opens a shard; returns where its samples begin, and where the last one ends.
+
+        Args:
+            shard: which one.
+            is_patient: whether storage that fails is waited for; else it is asked once.
 
         Raises:
-            OSError: The shard cannot be read.
-            DatasetFormatError: Its index is wrong.
+            OSError: The shard cannot be opened, though the dataset can be read.
+            DatasetFormatError: The shard or its index is invalid.
+            FatalSampleError: The dataset cannot be read at all.
         """
-        return self.open_files.offsets(shard)
+        if shard in self._open:
+            return self._opened(shard).offsets
+        if not is_patient:
+            path = self.path_of(shard)
+            return files.retried(lambda: self._opened(shard).offsets, path, lambda *_: 0.0)
+        return self._patiently(shard, lambda: self._opened(shard).offsets)
+
+    def file(self, shard: int) -> ByteFile:
+        """Returns the open file of a shard.
+
+        Raises:
+            OSError: It cannot be opened.
+            DatasetFormatError: The shard or its index is invalid.
+        """
+        opened = self._open.get(shard)
+        return (opened or self._opened(shard)).file
 
     def extents(
         self, indices: Int64Array, is_patient: bool = True
@@ -690,23 +450,22 @@ class RangeReader(BlockReader):
         shards, places = self.locate(indices[order])
         starts, stops = np.zeros((2, len(places)), dtype=np.int64)
         lost: dict[int, Exception] = {}
-        opened = self.open_files
         for first, last in _groups(shards[1:] != shards[:-1]):
             number = int(shards[first])
             try:
-                offsets = opened.offsets(number, is_patient)
+                offsets = self.offsets(number, is_patient)
             except (OSError, DatasetFormatError) as error:
                 pass_on(error)
                 lost.update(dict.fromkeys(order[first:last].tolist(), error))
                 continue
             starts[first:last] = offsets[places[first:last]]
             stops[first:last] = offsets[places[first:last] + 1]
-            end = opened.end_of(number)
+            end = self._end_of(number)
             if end is not None:
                 inside = first + int(np.searchsorted(stops[first:last], end, side="right"))
                 for row in range(inside, last):
                     place, stop = int(places[row]), int(stops[row])
-                    lost[int(order[row])] = opened.cut_short(number, place, stop)
+                    lost[int(order[row])] = self.cut_short(number, place, stop, end)
                 edge = stops[inside - 1] if inside > first else 0
                 starts[inside:last] = stops[inside:last] = edge
         return Rows(order, shards, places, starts, stops), lost
@@ -726,22 +485,157 @@ class RangeReader(BlockReader):
             The buffer, a multiple of 512 bytes; and what must be added to a byte of a sample's
             shard to find it there, shape (N,).
         """
-        opened = self.open_files
         runs = runs_of(rows.shards, rows.starts, rows.stops, max_gap)
-        read = read_runs(runs, opened.file, buffer)
+        read = read_runs(runs, self.file, buffer)
         for run, failure in read.errors.items():
             first, last = int(runs.firsts[run]), int(runs.lasts[run])
             at = int(runs.starts[run] + read.shifts[first])
             target = read.data.data[at : at + int(runs.stops[run] - runs.starts[run])]
-            failed = opened.read_again(rows, first, last, target, failure)
+            failed = self._read_again(rows, first, last, target, failure)
             lost.update((int(rows.order[row]), error) for row, error in failed.items())
         is_slow = 4 * read.num_waits > len(runs.owners)
-        opened.slow_blocks = SLOW_BLOCKS if is_slow else max(0, opened.slow_blocks - 1)
+        self._slow_blocks = SLOW_BLOCKS if is_slow else max(0, self._slow_blocks - 1)
         return read.data, read.shifts
+
+    def _read_again(
+        self, rows: Rows, first: int, last: int, target: memoryview, failure: Exception
+    ) -> dict[int, Exception]:
+        """Fills `target` with the samples of a run that could not be read.
+
+        They are read one by one, repeatedly for some seconds.
+
+        Args:
+            rows: the samples.
+            first: the first row of the run.
+            last: the row after it.
+            target: as long as the run.
+            failure: why it could not be read.
+
+        Returns:
+            The errors of the samples that cannot be read, by their row; an OSError or a
+            DatasetFormatError each.
+
+        Raises:
+            FatalSampleError: The dataset cannot be read at all.
+        """
+        shard, base = int(rows.shards[first]), int(rows.starts[first])
+        starts, stops = rows.starts[first:last].tolist(), rows.stops[first:last].tolist()
+        missing = dict(enumerate(zip(starts, stops, strict=True), first))
+
+        def read_missing() -> None:
+            latest, until = None, 0.0
+            for row, (start, stop) in list(missing.items()):
+                try:
+                    fill(self.file(shard), target[start - base : stop - base], start)
+                    del missing[row]
+                except OSError as error:
+                    self._close(shard)  # the next try opens it again
+                    latest, until = error, until or patience.clock() + _ONE_BY_ONE_SEC
+                    if patience.clock() > until:
+                        break
+            if latest is not None:
+                raise latest
+
+        self._close(shard)
+        try:
+            self._patiently(shard, read_missing, failure)
+        except (OSError, DatasetFormatError) as error:
+            pass_on(error)
+            return dict.fromkeys(missing, error)
+        return {}
+
+    def _end_of(self, shard: int) -> int | None:
+        """Returns the size of a shard whose index goes beyond its end now; None for others."""
+        opened = self._open.get(shard)
+        if opened is None or opened.is_whole:
+            return None
+        with Ignored(OSError, DatasetFormatError):
+            if files.size_of(self.path_of(shard)) != opened.file.size_bytes:
+                self._close(shard)  # it was restored, or is being copied
+                opened = self._opened(shard)
+        return None if opened.is_whole else opened.file.size_bytes
+
+    def _patiently(
+        self, number: int, attempt: Callable[[], T], first: Exception | None = None
+    ) -> T:
+        if self._patience is None:
+            self._patience = files.Patience(self.root)
+        return self._patience.retried(
+            attempt,
+            self.path_of(number),
+            lambda: self._others_can_be_read(number),
+            first,
+            self._close_half,
+        )
+
+    def _close_half(self) -> bool:
+        """Closes half of the shards, and keeps fewer open from now on; False if none is open."""
+        num_open = len(self._open)
+        self._most_open = max(1, num_open // 2)
+        self._close_down_to(self._most_open - 1)
+        return num_open > 0
+
+    def _others_can_be_read(self, number: int) -> bool:
+        """Whether another shard of the dataset can be read, or where there is none its witness."""
+        total = len(self.shards)
+        others = {(number + step) % total for step in (1, total // 2, -1)} - {number}
+        paths = [self.path_of(other) for other in sorted(others)]
+        return any(map(files.can_read, paths or [self.witness()]))
+
+    def _opened(self, number: int) -> OpenShard:
+        shard = self._open.get(number)
+        if shard is not None:
+            self._close(number)
+            self._open[number] = shard
+            return shard
+        path = self.path_of(number)
+        self._close_down_to(self._most_open - 1)
+        offsets = self.load_offsets(number)
+        shard = OpenShard(files.open_bytes(path), offsets)
+        try:
+            self._check(number, shard)
+        except BaseException:
+            shard.file.close()  # the traceback would keep it open
+            raise
+        self._open[number] = shard
+        return shard
+
+    def _check(self, number: int, shard: OpenShard) -> None:
+        """Checks that an opened file is the one that was opened before, and is indexed.
+
+        Raises:
+            OSError: Its size, or its index, has changed.
+            DatasetFormatError: `index.sqlite` describes another shard.
+        """
+        file, offsets = shard
+        seen = (file.size_bytes, int(offsets.sum()))
+        known = self._seen.get(number, (*seen, _UNKNOWN))
+        if seen != known[:2]:
+            text = f"another file of {seen[0]} bytes took the place of one of {known[0]} bytes"
+            text += ", or its index changed; restore it, or begin a run of the new data"
+            raise OSError(errno.ESTALE, text, str(self.path_of(number)))
+        if shard.is_whole:
+            self._seen[number] = known
+        if known[2] != file.identity:
+            self.check_content(number, file, offsets)
+        if shard.is_whole:
+            self._seen[number] = (*seen, file.identity)
+
+    def close_files(self) -> None:
+        """Closes the files that are not to stay open between two reads."""
+        self._close_down_to(self.max_open)
+
+    def _close(self, number: int) -> None:
+        self._open.pop(number, None)
+
+    def _close_down_to(self, number: int) -> None:
+        """Closes the least recently used shards until `number` are open."""
+        for shard in [*self._open][: max(0, len(self._open) - number)]:
+            self._close(shard)
 
 
 class ShardReader(RangeReader):
-    """Random access to the samples of a list of tars.
+    """Random access to the samples of a list of tars, which are compared with their indexes.
 
     Args:
         root: folder of the dataset.
@@ -764,10 +658,40 @@ class ShardReader(RangeReader):
         super().__init__(root, shards, counts, excluded, max_open)
         self.tar_file_ids = tuple(tar_file_ids)
 
-    def new_files(self) -> OpenShards:
-        """Returns the tars."""
-        counts = np.diff(self.starts).tolist()
-        return _OpenTars(self.root, self.shards, counts, self.tar_file_ids)
+    def _begin(self) -> None:
+        super()._begin()
+        self._keys: KeyCheck | None = None
+
+    def load_offsets(self, shard: int) -> Int64Array:
+        """Reads the index of a tar."""
+        return read_index(self.path_of(shard), int(self.starts[shard + 1] - self.starts[shard]))
+
+    def check_content(self, shard: int, file: ByteFile, offsets: Int64Array) -> None:
+        """Compares a tar with `index.sqlite`."""
+        self._keys = self._keys or KeyCheck(self.root, self.shards, self.tar_file_ids)
+        self._keys.check_shard(shard, file, offsets)
+
+    def witness(self) -> PurePath:
+        """Returns the list of the tars."""
+        return self.root / META / INFO_JSON
+
+    def cut_short(self, shard: int, place: int, stop: int, size: int) -> DatasetFormatError:
+        """Returns the error of a sample that would end at byte `stop` of a file of `size` bytes."""
+        path = self.path_of(shard)
+        tail = bytearray(b"?" * 2 * BLOCK)
+        with Ignored(OSError, DatasetFormatError):
+            fill(self.file(shard), memoryview(tail), max(0, size - len(tail)))
+        if size % BLOCK or any(tail):
+            what = (
+                "the shard is truncated, or was replaced after preparing. Restore it, or prepare "
+                "the dataset again"
+            )
+        else:
+            what = f"it has its end mark, so {index_path(path).name} is wrong; {reindex(path)}"
+        return DatasetFormatError(
+            f"{path}: sample {place} should end at byte {stop}, but the file ends before "
+            f"({size} bytes): {what}"
+        )
 
     def members(self, data: UInt8Array, rows: Rows, bases: Int64Array) -> Any:
         """Finds the files by their headers."""

@@ -19,19 +19,12 @@ class LineLoader(CrudeFileLoader):
     """Makes crude samples of lines, which must be JSON objects."""
 
     def _parts(self, data: BlockBytes, members: Any) -> tuple[str, dict[str, Any], tuple[str, ...]]:
-        """Returns key, value and file name of a line, with no detour for names of parts."""
-        if isinstance(members, Exception):
-            return super()._parts(data, members)  # raises
-        ((name, first, last),) = members
-        target, decode = self._plans.get("json") or self._plans.setdefault(
-            "json", self._plan("json")
-        )
-        values = {}
-        if target is not None and decode is not None:
-            values[target] = value = decode(bytes(data[first:last]))
-            if not isinstance(value, dict):
-                raise DecodingError(f"is no JSON object, but a {type(value).__name__}")
-        return name[:-5], values, (name,)
+        """Returns key, value and file name of a line."""
+        key, values, names = super()._parts(data, members)
+        value = values.get("json", {})
+        if not isinstance(value, dict):
+            raise DecodingError(f"is no JSON object, but a {type(value).__name__}")
+        return key, values, names
 
 
 class JsonlPreparator:

@@ -127,8 +127,7 @@ class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
         service = {name: sample[name] for name in ("__key__", "__restore_key__", "__sources__")}
         service |= {"__subflavors__": self.subflavors.copy(), LOSS_WEIGHT: self.loss_weight}
         parts = {name: value for name, value in sample.items() if not name.startswith("__")}
-        make: Any = maker.of_parts if isinstance(maker, FieldMapMaker) else maker
-        made: T_sample = make(parts, service)
+        made: T_sample = maker(parts, service)
         return made
 
     def sample_loader(self) -> SampleLoader:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
-import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -27,7 +25,6 @@ from energon_lite.storage import files
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.yaml import YamlMap, check_keys
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 # Whether code that a dataset names may be run.
@@ -273,10 +270,5 @@ def is_trusted(trust: bool | None) -> bool:
     if text not in (*_ON, *_OFF):
         raise ValueError(f"{VARIABLE}={text!r}: set it to 1 to trust all datasets, or to 0")
     if text in _ON:
-        _log_once()
+        files.warn_once(f"{VARIABLE} is set: code that datasets name is run without asking")
     return text in _ON
-
-
-@functools.lru_cache(maxsize=1)
-def _log_once() -> None:
-    logger.warning("%s is set: code that datasets name is run without asking", VARIABLE)

@@ -21,10 +21,10 @@ from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import context_or
 from energon_lite.core.topology import Stream
 from energon_lite.formats.many_readers import advise_at_once, read_at_once
-from energon_lite.formats.read_ahead import AHEAD_BYTES, MOST_SAMPLES
 from energon_lite.formats.shards import SLOW_BLOCKS, ShardReader
-from energon_lite.order.source_order import StreamOrder
+from energon_lite.sources.order_ahead import OrderAhead
 from energon_lite.sources.sample_loader import SMALL_BYTES, DecodedBlock
+from energon_lite.sources.source_blocks import AHEAD_BYTES, MOST_AHEAD
 
 # Draws that are read ahead: few at first, since they may open many sources, then four times as
 # many, up to a number for each source and one for all. Samples of a source that are read together
@@ -34,10 +34,8 @@ _FEWEST, _MOST_OF_ONE, _MOST, _MOST_BYTES = 32, 512, 16 << 10, 24 << 20
 _SAMPLES, _BYTES = 1024, 2 << 20
 # Samples for which a source is read alone, after one that could not be read with others.
 _ALONE = 256
-# Positions of a source that are ordered at once, as fewer cost nearly as much: few at first, then
-# four times as many, up to a number for each source and one for all.
-_FEWEST_ORDERED, _MOST_ORDERED, _ORDERED_OF_ALL = 64, 4 * _MOST_OF_ONE, 256 << 10
-_NO_ORDER: Any = np.empty((2, 0), dtype=np.int8)
+# Positions that are ordered at once: of one source at most, and of all.
+_MOST_ORDERED, _ORDERED_OF_ALL = 4 * _MOST_OF_ONE, 256 << 10
 
 
 class Places(Protocol):
@@ -58,44 +56,6 @@ class Places(Protocol):
     def __contains__(self, source: object, /) -> bool:
         """Whether there is a cursor."""
         ...
-
-
-class _Order:
-    """The order of a source, looked up for more positions at once each time.
-
-    What was looked up is kept in the smallest type: a stream has orders of many sources.
-
-    Args:
-        order: the order.
-        most: positions that are looked up at once, if no more are needed.
-        mean_bytes: of a sample of the source.
-    """
-
-    __slots__ = ("_ahead", "_most", "_num", "_order", "_start", "mean_bytes")
-
-    def __init__(self, order: StreamOrder, most: int, mean_bytes: float) -> None:
-        self._order, self._most, self.mean_bytes = order, most, mean_bytes
-        self._num = min(_FEWEST_ORDERED, most)
-        # Epochs and sample indices, shape (2, N), of the positions from `_start` on.
-        self._start, self._ahead = 0, _NO_ORDER
-
-    def at(self, position: int, n: int) -> tuple[Int64Array, Int64Array]:
-        """Returns epochs and sample indices of up to `n` positions; forgets those before them."""
-        first = position - self._start
-        if not 0 <= first <= self._ahead.shape[1]:
-            self._start, self._ahead, first = position, _NO_ORDER, 0
-        missing = first + n - self._ahead.shape[1]
-        if missing > 0:
-            own = self._ahead[:, first:]
-            num = self._num * -(-missing // self._num)
-            more = np.array(self._order.block(position + own.shape[1], num))
-            self._num = min(4 * self._num, self._most)
-            self._start, first = position, 0
-            found = np.concatenate([own, more], axis=1)
-            # Signed, as unsigned ones less signed ones may be floats.
-            self._ahead = found.astype(np.min_scalar_type(~found.max(initial=0)))
-        epochs, indices = self._ahead[:, first : first + n]
-        return epochs, indices
 
 
 class _Part(NamedTuple):
@@ -153,14 +113,14 @@ class DrawsAhead:
         self._all_names = np.empty(len(sources), dtype=object)
         self._origins: dict[str, Origin] = {}
         # None for sources that are never read with others.
-        self._orders: dict[int, _Order | None] = {}
+        self._orders: dict[int, OrderAhead | None] = {}
         # Until which position a source is read alone.
         self._alone: dict[int, int] = {}
         # For how many reads storage counts as slow, how many of the next draws were asked for
         # ahead, and how many are to be.
         self._num_slow = self._num_asked = 0
         self._num_ahead = _FEWEST
-        self._furthest = max(self._largest, min(MOST_SAMPLES, int(AHEAD_BYTES / mean_bytes)))
+        self._furthest = max(self._largest, min(MOST_AHEAD, int(AHEAD_BYTES / mean_bytes)))
         self._begin(np.empty(0, dtype=np.int64))
 
     def _begin(self, plan: Int64Array) -> None:
@@ -211,7 +171,7 @@ class DrawsAhead:
             draws = by_source[first : first + len(indices)]
             wanted.append(_Part(source, draws, epochs, indices))
             num += len(indices)
-            size += len(indices) * order.mean_bytes
+            size += len(indices) * self._sources[source].mean_bytes
             if num >= _SAMPLES or size >= _BYTES:
                 self._read_all(wanted)
                 wanted, num, size = [], 0, 0.0
@@ -227,14 +187,13 @@ class DrawsAhead:
             self._advise()
         self._sec_per_row = (perf_counter() - since) / max(1, len(self._drawn))
 
-    def _order_of(self, source: int) -> _Order | None:
+    def _order_of(self, source: int) -> OrderAhead | None:
         """Returns the order of a source if its next samples are read with those of others."""
         if source not in self._orders:
             spec, order = self._sources[source], None
-            mean_bytes = spec.num_bytes / spec.order.num_samples
             is_for_all = spec.loader.kind == self._kind and type(spec.reader) is ShardReader
-            if is_for_all and mean_bytes <= SMALL_BYTES:
-                order = _Order(spec.order.stream(self._stream), self._most_ordered, mean_bytes)
+            if is_for_all and spec.mean_bytes <= SMALL_BYTES:
+                order = OrderAhead(spec.order.stream(self._stream), self._most_ordered)
                 self._all_names[source] = spec.name
             self._orders[source] = order
         order = self._orders[source]

@@ -15,6 +15,7 @@ from energon_lite.core.stage import Stage
 from energon_lite.core.state import JSON, RestoreKey
 from energon_lite.core.stream_context import context_or
 from energon_lite.core.topology import Stream
+from energon_lite.sources.order_ahead import OrderAhead
 from energon_lite.sources.source import SourceCursor, WebdatasetSource
 
 T = TypeVar("T")
@@ -22,8 +23,8 @@ T = TypeVar("T")
 # In place of a sample that could not be read.
 _MISSING: Any = {"__restore_key__": ()}
 
-# Positions that are ordered together: few at first, since a repeated source may be a small one.
-_FIRST_BLOCK, _LARGEST_BLOCK = 64, 4096
+# Restore keys that are made together.
+_AT_ONCE = 64
 # Samples that are decoded before the hooks get the first of them, if they have this mean size.
 _MOST_AT_ONCE, _SMALL_BYTES = 32, 8 << 10
 
@@ -92,10 +93,7 @@ class OrderOnlySource(Stage[RestoreKey]):
 
     def restore_sample(self, restore_key: RestoreKey) -> RestoreKey:
         """Returns the key itself, if it is one of the source."""
-        order = self.dataset.order
-        samples = range(order.first, order.first + order.num_samples)
-        if len(restore_key) != 4 or restore_key[0] != order.source or restore_key[2] not in samples:
-            raise ValueError(f"{restore_key!r} is not a restore key of source {order.source!r}")
+        self.dataset.index_in(restore_key)
         return restore_key
 
     def config(self) -> dict[str, JSON]:
@@ -114,9 +112,7 @@ class _OrderCursor(SourceCursor[RestoreKey]):
 
     take_batch, take_ready = Cursor.take_batch, Cursor.take_ready
 
-    @property
-    def has_columns(self) -> bool:
-        return True
+    has_columns = True
 
     def take_columns(self, n: int) -> OrderColumns:
         epochs, indices = self._order.block(self.position, n)
@@ -129,12 +125,11 @@ class _OrderCursor(SourceCursor[RestoreKey]):
 
     def _generate(self) -> Iterator[RestoreKey]:
         name, context = self._name, context_or(self._stream)
-        num_streams, size = self._stream.num_streams, _FIRST_BLOCK
+        num_streams, order = self._stream.num_streams, OrderAhead(self._order)
         while True:
-            epochs, indices = self._order.block(self.position, size)
+            epochs, indices = order.at(self.position, _AT_ONCE)
             if not len(indices):
                 return
-            size = min(2 * size, _LARGEST_BLOCK)
             for epoch, index in zip(epochs.tolist(), indices.tolist(), strict=True):
                 self._stop += 1
                 number = context.sample_index
@@ -190,7 +185,7 @@ class _PlannedCursor(SourceCursor[T]):
 
     def __init__(self, source: WebdatasetSource[T], stream: Stream, rows: PlannedRows) -> None:
         self._planned = rows
-        super().__init__(source, stream, lambda: rows)
+        super().__init__(source, stream, rows)
 
     def __next__(self) -> T:
         planned = self._planned

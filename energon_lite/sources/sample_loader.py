@@ -54,49 +54,35 @@ class PartFilter:
 
 
 class FieldMapMaker:
-    """Makes typed samples by a field map.
-
-    Attributes:
-        direct: where every field is one part as it is, the field of each part; the parts are then
-            expected under the names of their fields. None for other maps.
-    """
+    """Makes typed samples by a field map."""
 
     def __init__(self, sample_type: type[Sample], field_map: FieldMap) -> None:
         self.sample_type = sample_type
-        self.direct = field_map.direct
         self._field_map = field_map
 
     def __call__(self, parts: dict[str, Any], service: dict[str, Any]) -> Sample:
         """Makes one sample."""
-        # A field map may name __key__ too.
-        return self.sample_type(**{**service, **self.fields(parts)})
+        try:
+            for name, get in self._field_map.getters:  # a field map may name __key__, too
+                service[name] = get(parts)
+        except KeyError:
+            self._field_map.access(parts)  # raises the error that names it
+            raise
+        return self.sample_type(**service)
 
-    def of_parts(self, parts: dict[str, Any], service: dict[str, Any]) -> Sample:
-        """Makes one sample of parts under their own names, whatever the map."""
-        return self.sample_type(**{**service, **self._field_map.access(parts)})
+    def one_field(self) -> tuple[str, SampleForm] | None:
+        """Returns the part that becomes the only field that differs, and the form of the samples.
 
-    def fields(self, parts: dict[str, Any]) -> dict[str, Any]:
-        """Returns the fields of one sample."""
-        if self.direct is None:
-            return self._field_map.access(parts)
-        if len(parts) < len(self.direct):
-            # Some part is missing; this raises the error that names it.
-            names = self.direct.items()
-            self._field_map.access({p: parts[field] for p, field in names if field in parts})
-        return parts
-
-    def defaults(self) -> dict[str, Any] | None:
-        """Returns the values of the fields that the map does not name.
-
-        None where a sample is more than its fields: its class has a `__post_init__` or a default
-        factory, or the map names the key.
+        None for other maps and types. Of the library's types it is known that their constructors do
+        nothing but set the fields.
         """
-        named, kind = self._field_map.mapping, self.sample_type
+        direct, kind = self._field_map.direct or {}, self.sample_type
+        if len(direct) != 1 or "__key__" in direct.values() or kind not in SAMPLE_TYPES.values():
+            return None
+        ((part, name),) = direct.items()
         fields: dict[str, dataclasses.Field[Any]] = kind.__dataclass_fields__
-        names = set(layout_of(kind)[1]) - SERVICE_FIELDS - named.keys()
-        found = {name: fields[name].default for name in names}
-        is_more = hasattr(kind, "__post_init__") or SERVICE_FIELDS & named.keys()
-        return None if is_more or dataclasses.MISSING in found.values() else found
+        others = set(layout_of(kind)[1]) - SERVICE_FIELDS - {name}
+        return part, SampleForm(kind, name, [(other, fields[other].default) for other in others])
 
 
 class LoaderMaker:
@@ -273,18 +259,12 @@ class SampleLoader:
     loss_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        """Looks whether the parts of every sample are its fields, and how many there are."""
+        """Looks whether all samples have one field of one file."""
         self.path = str(self.root)
-        direct: dict[str, str] = getattr(self.maker, "direct", None) or {}
-        fields = list(direct.values())
-        self._num_fields = -1 if "__key__" in fields else len(fields) or -1
-        self._sample_type: Any = getattr(self.maker, "sample_type", Sample)
-        # Of the library's types it is known that their constructors do nothing else.
-        is_ours = self._num_fields == 1 and self._sample_type in SAMPLE_TYPES.values()
-        self._one_part, self._one_field = next(iter(direct.items())) if is_ours else ("", "")
-        defaults = [*self.maker.defaults().items()] if is_ours else []  # type: ignore[attr-defined]
-        self._form = SampleForm(self._sample_type, self._one_field, defaults)
-        self._plans: dict[str, tuple[str | None, Callable[[bytes], Any] | None]] = {}
+        maker: Any = self.maker
+        found = maker.one_field() if isinstance(maker, FieldMapMaker) else None
+        self._one_part, self._form = found or ("", SampleForm(Sample, "", ()))
+        self._plans: dict[str, tuple[bool, Callable[[bytes], Any] | None]] = {}
 
     @property
     def origin(self) -> Origin:
@@ -334,8 +314,6 @@ class SampleLoader:
         }
         if self.loss_weight != 1:
             service[LOSS_WEIGHT] = self.loss_weight
-        if len(values) == self._num_fields:  # all parts are there, and each fills a field as it is
-            return self._sample_type(**service, **values)
         return self.maker(values, service)
 
     @property
@@ -345,7 +323,7 @@ class SampleLoader:
         is_text = decoder is not None and decoder.is_text(part, 0)
         stays_bytes = decoder is None or decoder.decoder_of(part) is None
         is_decoded = bool(part) and (is_text or stays_bytes)
-        return (self._sample_type, self._one_field, part, is_text) if is_decoded else None
+        return (self._form.kind, self._form.field, part, is_text) if is_decoded else None
 
     def together(self, block: Block) -> DecodedBlock | None:
         """Decodes the samples of a block at once, if each is one short text (or bytes).
@@ -402,7 +380,7 @@ class SampleLoader:
         Not all of a block at once: their dicts and tuples would make the garbage collector look
         through the whole process.
         """
-        values, files = {self._one_field: block.values[row]}, (block.files[row],)
+        values, files = {self._one_part: block.values[row]}, (block.files[row],)
         return self._sample(block.keys[row], values, files, block.shards[row], key)
 
     def place_of(self, members: Any, shard: str, place: int) -> str:
@@ -432,21 +410,18 @@ class SampleLoader:
                 sample_key, part = found
                 lead = sample_key + "."
             try:
-                target, decode = self._plans[part]
+                is_read, decode = self._plans[part]
             except KeyError:
-                target, decode = self._plans[part] = self._plan(part)
-            if target is not None:
+                is_read, decode = self._plans[part] = self._plan(part)
+            if is_read:
                 raw = bytes(data[first:last])
-                values[target] = raw if decode is None else decode(raw)
+                values[part] = raw if decode is None else decode(raw)
                 files += (name,)
         if not sample_key:
             raise TarError("holds no part of a sample")
         return sample_key, values, files
 
-    def _plan(self, part: str) -> tuple[str | None, Callable[[bytes], Any] | None]:
-        """Returns under which name a part's value goes (None: it is not read), and its decoder."""
-        if not self.wants(part):
-            return None, None
-        fields = getattr(self.maker, "direct", None)
-        target = part if fields is None else fields[part]
-        return target, None if self.decoder is None else self.decoder.decoder_of(part)
+    def _plan(self, part: str) -> tuple[bool, Callable[[bytes], Any] | None]:
+        """Returns whether a part is read, and its decoder."""
+        decode = None if self.decoder is None else self.decoder.decoder_of(part)
+        return self.wants(part), decode

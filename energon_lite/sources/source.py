@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from itertools import repeat
 from time import perf_counter
 from typing import Any, TypeVar
@@ -28,21 +29,14 @@ from energon_lite.core.stream_context import context_or, replaying
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import FunctionRun, UserFunction
 from energon_lite.formats.length_files import TOKENS, read_facts, read_lengths
-from energon_lite.formats.read_ahead import BlockOrder, ReadAhead
-from energon_lite.formats.shards import MAX_BLOCK_BYTES, Block, BlockReader
+from energon_lite.formats.shards import Block, BlockReader
 from energon_lite.formats.tar import key_of_members
 from energon_lite.order.source_order import SourceOrder
+from energon_lite.sources.order_ahead import BlockOrder, OrderAhead
 from energon_lite.sources.sample_loader import DecodedBlock, SampleLoader
+from energon_lite.sources.source_blocks import source_blocks
 
 T = TypeVar("T")
-
-# Samples that are ordered and read together: few at first, so that the first comes at once and a
-# short pass costs little, then twice as many each time. The sources of a blend share what may be
-# held ahead by their shares of the draws; a block of few samples costs much for each of them.
-_FIRST_BLOCK, _LARGEST_BLOCK, _SMALLEST_BLOCK = 32, 1024, 32
-_HELD_BY_ALL, _BYTES_OF_ALL = 16 * _LARGEST_BLOCK, 4 * MAX_BLOCK_BYTES
-_SMALLEST_READ_BYTES = 64 << 10
-_SMALLEST_ORDER = 256
 
 
 @lru_cache(16)
@@ -99,6 +93,11 @@ class WebdatasetSource(SavableDataset[T]):
         """The source's id."""
         return self.order.source
 
+    @property
+    def mean_bytes(self) -> float:
+        """Bytes of a sample."""
+        return self.num_bytes / self.order.num_samples
+
     def own_traits(self, below: Traits) -> Traits:
         """Returns whether this is training data, and whether epoch follows epoch."""
         return _traits(below, self.is_training, self.order.endless)
@@ -148,8 +147,12 @@ class WebdatasetSource(SavableDataset[T]):
             return own + (stream.index < rest)
         return length
 
-    def restore_sample(self, restore_key: RestoreKey) -> T:
-        """Reads the sample of a key again."""
+    def index_in(self, restore_key: RestoreKey) -> int:
+        """Returns the index of a sample of this source, by its key.
+
+        Raises:
+            ValueError: It is not the key of one.
+        """
         if len(restore_key) != 4 or restore_key[0] != self.name:
             raise ValueError(f"{restore_key!r} is not a restore key of source {self.name!r}")
         index, first = restore_key[2], self.order.first
@@ -159,7 +162,11 @@ class WebdatasetSource(SavableDataset[T]):
                 f"{restore_key!r}: source {self.name!r} has samples "
                 f"{first}..{first + self.order.num_samples - 1}"
             )
-        block = self.reader.read(np.array([index], dtype=np.int64))
+        return int(index)
+
+    def restore_sample(self, restore_key: RestoreKey) -> T:
+        """Reads the sample of a key again."""
+        block = self.reader.read(np.array([self.index_in(restore_key)], dtype=np.int64))
         with replaying():
             sample: T = self.loader(
                 block.data, block.members[0], block.shards[0], block.places[0], restore_key
@@ -184,23 +191,18 @@ class SourceCursor(Cursor[T]):
     Args:
         source: the samples.
         stream: the stream.
-        make_order: returns what comes next, by position; by default the source's own order.
+        order: what comes next, by position; by default the source's own order.
     """
 
     def __init__(
-        self,
-        source: WebdatasetSource[T],
-        stream: Stream,
-        make_order: Callable[[], BlockOrder] | None = None,
+        self, source: WebdatasetSource[T], stream: Stream, order: BlockOrder | None = None
     ) -> None:
         self.spec = source
         self._name = source.name
         self._stream = stream
-        self._make_order = make_order or partial(source.order.stream, stream)
-        self._order = self._make_order()
+        self._order = order or source.order.stream(stream)
         self._run = FunctionRun(source._function)
         self._origins: dict[str, Origin] = {}
-        self._size = _FIRST_BLOCK
         self.go_to(0)
 
     def go_to(self, position: int) -> None:
@@ -210,10 +212,7 @@ class SourceCursor(Cursor[T]):
         self._decoded: DecodedBlock | None = None
         self._row = self._num_rows = 0
         self._stop = position
-        # Samples that are ordered and not read yet; of the first of them blocks are being read.
-        self._epochs = self._indices = np.empty(0, dtype=np.int64)
-        self._reading: Iterator[Block] | None = None
-        self._num_requested = 0
+        self._blocks: Iterator[tuple[Block, Int64Array, Int64Array]] | None = None
         self._last_failed = 0
 
     @property
@@ -253,31 +252,22 @@ class SourceCursor(Cursor[T]):
         """As `take`, with columns of the samples if all of them were decoded in blocks."""
         parts: list[list[T] | Columns] = []
         keys: list[RestoreKey] = []
-        try:
-            while (num := n - len(keys)) > 0:
-                if self._row == self._num_rows:
-                    self._read_on()
-                if self._decoded:
-                    columns, own = self._made(self._decoded, num)
-                    if len(own) == n:
-                        return columns, own
-                    parts.append(columns)
-                    keys += own
-                else:
-                    parts.append([next(self)])
-                    keys.append(self.key)
-        except StopIteration:
-            pass
+        with suppress(StopIteration):
+            while len(keys) < n:
+                part, own = self._some(n - len(keys))
+                parts.append(part)
+                keys += own
         return joined_samples(parts), keys
 
     def take_ready(self, n: int) -> tuple[list[T], list[RestoreKey]]:
         """Returns the next samples of a block that was decoded, or one."""
+        taken, keys = self._some(n)
+        return samples_of(taken), keys
+
+    def _some(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
         if self._row == self._num_rows:
             self._read_on()
-        if self._decoded is None:
-            return super().take_ready(n)
-        columns, keys = self._made(self._decoded, n)
-        return columns.samples(), keys
+        return self._made(self._decoded, n) if self._decoded else ([next(self)], [self.key])
 
     def _made(self, block: DecodedBlock, n: int) -> tuple[SampleColumns, list[RestoreKey]]:
         """Returns the next samples of a block that was decoded, and their restore keys."""
@@ -301,50 +291,26 @@ class SourceCursor(Cursor[T]):
         """
         since = perf_counter()
         self._block = self._decoded = None  # keeps no bytes while it reads
-        if self._reading is None:
-            spec, self._context = self.spec, context_or(self._stream)
+        spec = self.spec
+        if self._blocks is None:
+            self._context = context_or(self._stream)
             self._cost = self._context.cost(self._name)
-            mean_bytes = spec.num_bytes / spec.order.num_samples
-            self._ahead = ReadAhead(spec.reader, self._make_order, self._stream.share, mean_bytes)
+            order, share = OrderAhead(self._order), self._stream.share
+            self._blocks = source_blocks(spec.reader, order, self._stop, share, spec.mean_bytes)
         try:
-            block = self._next_block()
-            decoded = self.spec.loader.together(block)
+            block, epochs, indices = next(self._blocks)
+            decoded = spec.loader.together(block)
             if decoded and not self._origins:
-                self._origins = {self._name: self.spec.loader.origin}
-        except StopIteration:
-            raise
+                self._origins = {self._name: spec.loader.origin}
         except BaseException:
-            self._reading = None  # a caller that continues after the error reads again
+            self._blocks = None  # a caller that continues after the error reads again
             raise
         finally:
             self._cost.read_sec += perf_counter() - since
-        self._row, self._num_rows = 0, (num := len(block.places))
+        self._row, self._num_rows = 0, len(indices)
         self._block, self._decoded = None if decoded else block, decoded
-        self._own_epochs = self._epochs[:num].tolist()
-        self._own_indices = self._indices[:num].tolist()
-        self._epochs, self._indices = self._epochs[num:], self._indices[num:]
-        self._stop += num
-        self._num_requested -= num
-        if not self._num_requested:
-            self._reading = iter(())  # keeps no bytes
-
-    def _next_block(self) -> Block:
-        if self._reading is None or not self._num_requested:
-            share = self._stream.share
-            largest = min(_LARGEST_BLOCK, max(_SMALLEST_BLOCK, int(share * _HELD_BY_ALL)))
-            max_bytes = min(MAX_BLOCK_BYTES, max(_SMALLEST_READ_BYTES, int(share * _BYTES_OF_ALL)))
-            size = min(self._size, largest)
-            if not len(self._indices):
-                # Fewer positions cost as much to order.
-                ordered = self._order.block(self._stop, size * -(-_SMALLEST_ORDER // size))
-                self._epochs, self._indices = ordered
-                if not len(self._indices):
-                    raise StopIteration
-            requested = self._indices[:size]
-            self._size = min(2 * size, largest)
-            self._num_requested = len(requested)
-            self._reading = self._ahead.blocks(self._stop, requested, max_bytes)
-        return next(self._reading)
+        self._own_epochs, self._own_indices = epochs.tolist(), indices.tolist()
+        self._stop += self._num_rows
 
     def _load(self, key: RestoreKey, row: int) -> Any:
         """Loads a sample of the block; returns None if it is skipped."""

@@ -1,15 +1,13 @@
-"""Brace patterns: many numbered names in one, and back."""
+"""Brace patterns: many numbered names in one."""
 
 from __future__ import annotations
 
 import math
 import re
 import string
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from itertools import product
 
-_DIGITS = re.compile(r"([0-9]+)")
-_SPECIAL = re.compile(r"([\\{}])")
 _TOKEN = re.compile(r"[{},]|[^\\{},]+|\\.|\\", re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _NUMBERS = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.-?([0-9]+))?")
@@ -125,44 +123,3 @@ def _steps(start: int, end: int, step: str | None) -> range:
     numbers = range(start, end + 1, size) if start < end else range(start, end - 1, -size)
     check_num_names((abs(end - start) // size) + 1)
     return numbers
-
-
-def compress(names: Iterable[str]) -> list[str]:
-    """Returns patterns that expand to `names`, in the same order.
-
-    Neighbours are merged where they differ in one number only, of the same width, that grows by 1.
-
-    Example:
-        >>> compress(["a-8.tar", "a-9.tar", "a-10.tar", "b.tar"])
-        ['a-{8..9}.tar', 'a-10.tar', 'b.tar']
-    """
-    runs: list[tuple[list[str], list[str], int | None]] = []  # first and last name, what counts up
-    for name in names:
-        tokens = _DIGITS.split(name)
-        first, last, field = runs[-1] if runs else ([], [], None)
-        step = _counting_field(last, tokens)
-        if step is not None and field in (None, step):
-            runs[-1] = first, tokens, step
-        else:
-            runs.append((tokens, tokens, None))
-    return [_pattern(*run) for run in runs]
-
-
-def _counting_field(a: Sequence[str], b: Sequence[str]) -> int | None:
-    """Finds the one token in which `b` is `a` plus 1, or returns None."""
-    if len(a) != len(b):
-        return None
-    different = [i for i in range(len(a)) if a[i] != b[i]]
-    if len(different) != 1:
-        return None
-    (i,) = different
-    # Odd tokens are the numbers: split("a-08.tar") is ["a-", "08", ".tar"].
-    is_next = i % 2 == 1 and len(a[i]) == len(b[i]) and int(b[i]) == int(a[i]) + 1
-    return i if is_next else None
-
-
-def _pattern(first: Sequence[str], last: Sequence[str], field: int | None) -> str:
-    texts = [_SPECIAL.sub(r"\\\1", token) for token in first]
-    if field is not None:
-        texts[field] = f"{{{first[field]}..{last[field]}}}"
-    return "".join(texts)

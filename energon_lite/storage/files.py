@@ -225,8 +225,7 @@ def mapped_array(path: PurePath, shape: tuple[int, ...]) -> np.memmap[Any, np.dt
         DatasetFormatError: It is a pipe, a device or a socket.
         OSError: It is a link, or cannot be opened, or the disk has no room for it.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-    with errors_of(path), os.fdopen(open_file(real_path(path), flags), "r+b") as file:
+    with errors_of(path), os.fdopen(open_own(real_path(path)), "r+b") as file:
         # Where a disk is full, writing to a page without a place on it kills the process.
         os.posix_fallocate(file.fileno(), 0, max(1, 8 * math.prod(shape)))
         return np.memmap(file, dtype=np.int64, mode="r+", shape=shape)

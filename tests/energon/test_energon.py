@@ -22,7 +22,7 @@ from energon_lite import CaptioningSample, WorkerConfig, get_val_dataset
 from energon_lite.extras.inspect.info import dataset_info
 from energon_lite.extras.inspect.lint import lint_dataset
 from energon_lite.extras.prepare import prepare_dataset
-from energon_lite.formats.nvmeta import split_text
+from energon_lite.extras.prepare.split_text import split_text
 from energon_lite.storage.yaml import dump_yaml, parse_yaml
 
 ENERGON_PYTHON = os.environ.get("ENERGON_PYTHON")

@@ -16,11 +16,8 @@ import pytest
 from energon_lite import prepare_dataset
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.extras.lengths.length_index import LengthFunction, measure_lengths
-from energon_lite.formats.length_files import (
-    PartialLengths,
-    lengths_path,
-    write_lengths,
-)
+from energon_lite.extras.lengths.partial_lengths import PartialLengths
+from energon_lite.formats.length_files import lengths_path, write_lengths
 from energon_lite.formats.nvmeta import META, read_info
 from energon_lite.formats.tar import iter_tar
 from energon_lite.sources.dataset_config import load_factory

@@ -17,15 +17,10 @@ from energon_lite import prepare_dataset
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.extras.inspect.lint import lint_dataset
 from energon_lite.extras.prepare.choose_shards import Shard
+from energon_lite.extras.prepare.index_writer import counts_if_none_has, new_index, read_offsets
 from energon_lite.extras.prepare.indexing import index_shard, rows_path
 from energon_lite.formats.nvmeta import META, SplitFile, read_info
-from energon_lite.formats.sqlite import (
-    INDEX_SQLITE,
-    IndexDatabase,
-    counts_if_none_has,
-    new_index,
-    read_offsets,
-)
+from energon_lite.formats.sqlite import INDEX_SQLITE, IndexDatabase
 from energon_lite.sources.dataset_config import load_factory
 
 from ..conftest import examples

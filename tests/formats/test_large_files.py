@@ -201,4 +201,4 @@ def test_more_shards_than_may_be_open_are_read(tmp_path: Path) -> None:
         reader = ShardReader(folder, names, [1] * 12, range(12), max_open=max_open)
         found = described(reader, [*range(12)] * 2, 200_000)
         assert [files[0][1][0] for files, *_ in found] == [*range(12)] * 2
-        assert len(reader.open_files._open) <= max_open
+        assert len(reader._open) <= max_open

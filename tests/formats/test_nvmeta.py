@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError
+from energon_lite.extras.prepare.split_text import compress, split_text
 from energon_lite.formats import nvmeta
 from energon_lite.formats.nvmeta import DatasetInfo, SplitFile, read_info
 from energon_lite.formats.sqlite import IndexDatabase, sample_indices
 from energon_lite.storage import files
-from energon_lite.storage.braces import compress, expand
+from energon_lite.storage.braces import expand
 
 from ..helpers import is_mapped
 
@@ -194,7 +195,7 @@ def test_a_missing_split_file_and_a_wrong_suffix_are_named(root):
 @pytest.mark.parametrize("config", [None, "other.yaml", "other.json"])
 def test_a_written_split_is_read_back(root, config):
     parts = {"train": list(INFO.shard_counts)[:3], "val": [], "test": ["parts/data-03.tar"]}
-    text = nvmeta.split_text(parts, ["parts/data-00.tar/k"], config)
+    text = split_text(parts, ["parts/data-00.tar/k"], config)
     nvmeta.config_path(root, config or "split.yaml").write_text(text)
     split = SplitFile(root, read_info(root), config)
     assert split.names == ("train", "val", "test")

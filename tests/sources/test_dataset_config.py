@@ -21,7 +21,7 @@ from energon_lite import (
 from energon_lite.extras.inspect.info import dataset_info
 from energon_lite.extras.inspect.lint import lint_dataset
 from energon_lite.extras.lengths.length_index import measure_lengths
-from energon_lite.sources import dataset_config
+from energon_lite.storage import files
 
 from ..helpers import text_set
 
@@ -93,7 +93,7 @@ def test_one_variable_trusts_all_datasets_of_a_machine_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder = with_code(tmp_path)
-    dataset_config._log_once.cache_clear()
+    files.warn_once.cache_clear()
     monkeypatch.setenv("ENERGON_LITE_TRUST", value)
     for _ in range(2):
         sample = next(iter(get_train_dataset(folder, batch_size=None)))

@@ -18,7 +18,8 @@ from energon_lite.core.topology import Stream
 from energon_lite.formats import many_readers
 from energon_lite.sources import draws_ahead
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.sources.draws_ahead import DrawsAhead, _Order
+from energon_lite.sources.draws_ahead import DrawsAhead
+from energon_lite.sources.order_ahead import OrderAhead
 from energon_lite.stages.batching import BatchLists
 from energon_lite.stages.blend import BlendDataset
 from energon_lite.storage.local import CACHED_ONLY, LocalFile
@@ -150,7 +151,7 @@ def test_slow_storage_is_asked_for_samples_before_they_are_read(
     monkeypatch.setattr(LocalFile, "advise", lambda *place: asked.update(blocks(*place)))
     monkeypatch.setattr(LocalFile, "read_at_hand", fill)
     monkeypatch.setattr(draws_ahead, "_MOST_OF_ONE", 64)
-    monkeypatch.setattr(draws_ahead, "MOST_SAMPLES", 300)
+    monkeypatch.setattr(draws_ahead, "MOST_AHEAD", 300)
     sources = [source_of(text_set(tmp_path / str(i), 5000)) for i in range(len(shares))]
     blend = BlendDataset(*zip(sources, shares, strict=True))
     expected = alone(blend, 40, 16)
@@ -175,7 +176,7 @@ def test_an_order_returns_the_positions_wherever_it_is_asked(most, first, calls,
             return numbers // 50, numbers
 
     numbers: Any = Numbers()
-    order, position = _Order(numbers, most, 1.0), 0
+    order, position = OrderAhead(numbers, most), 0
     for step, n in calls:
         position = max(0, position + step)
         for found, expected in zip(order.at(position, n), numbers.block(position, n), strict=True):

@@ -150,7 +150,7 @@ def test_sources_keep_half_of_the_open_files_that_a_process_may_have(
         (dataset,) = dataset.children
     readers = [source.reader for source in dataset.children]
     assert [reader.max_open for reader in readers] == 8 * [1] + 4 * [0]
-    assert sum(len(reader.open_files._open) for reader in readers) <= 8
+    assert sum(len(reader._open) for reader in readers) <= 8
 
 
 @pytest.mark.parametrize("until", ["first", "all_once"])

@@ -21,11 +21,11 @@ from energon_lite.core.stream_context import SkipRecord, StreamContext, context_
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import stateless
 from energon_lite.extras.lengths import stored_metadata
+from energon_lite.extras.lengths.partial_lengths import PartialLengths
 from energon_lite.extras.prepare.pool import ordered_results
 from energon_lite.formats.known import format_of
 from energon_lite.formats.length_files import (
     TOKENS,
-    PartialLengths,
     lengths_path,
     read_facts,
     read_lengths,

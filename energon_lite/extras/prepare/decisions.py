@@ -14,7 +14,9 @@ from energon_lite.core.samples import SAMPLE_TYPES, Sample
 from energon_lite.extras.media.media_headers import MediaFilterConfig
 from energon_lite.extras.prepare import choose_shards
 from energon_lite.extras.prepare.choose_shards import Ratio, Shard, find_shards, parse_ratio
+from energon_lite.extras.prepare.index_writer import counts_if_none_has
 from energon_lite.extras.prepare.odd_parts import FIRST_DOT
+from energon_lite.extras.prepare.split_text import split_text
 from energon_lite.formats import nvmeta
 from energon_lite.formats.field_access import (
     FieldMap,
@@ -23,7 +25,6 @@ from energon_lite.formats.field_access import (
     listing,
     mappable_fields,
 )
-from energon_lite.formats.sqlite import counts_if_none_has
 from energon_lite.storage.files import is_there, read_file
 from energon_lite.storage.yaml import dump_config
 
@@ -288,7 +289,7 @@ def make_plan(root: Path, request: Request) -> Plan:
     if nvmeta.is_prepared(root) and not request.force_overwrite:
         raise prepared_already(root)
     splits = decide_splits([shard.name for shard in shards], request)
-    texts = {request.split_config: nvmeta.split_text(splits, (), request.split_config)}
+    texts = {request.split_config: split_text(splits, (), request.split_config)}
     if request.sample_type is not None:
         config = _config(request.sample_type, field_map, by_loader)
         texts[request.dataset_config] = dump_config(config, request.dataset_config)

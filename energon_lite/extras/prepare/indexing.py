@@ -28,8 +28,8 @@ from energon_lite.extras.media.media_headers import (
     media_rows,
 )
 from energon_lite.extras.prepare.choose_shards import Shard
+from energon_lite.extras.prepare.index_writer import ShardRows
 from energon_lite.formats.nvmeta import is_utf8
-from energon_lite.formats.sqlite import ShardRows
 from energon_lite.formats.tar import TarError, iter_tar, split_name
 from energon_lite.storage import files
 from energon_lite.storage.local_paths import local_path

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from energon_lite.decoding.sample_decoder import type_of_part
+from energon_lite.extras.prepare.index_writer import counts_of_groups, largest_sample
 from energon_lite.formats.field_access import FieldMap, listing
-from energon_lite.formats.sqlite import counts_of_groups, largest_sample
 
 FIRST_DOT = "The key of a sample ends at the first dot of a file's name (`a.b.jpg` is part 'b.jpg')"
 _ASKED = 500  # part names in a query

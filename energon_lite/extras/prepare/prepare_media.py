@@ -18,6 +18,7 @@ from energon_lite.core.errors import DatasetFormatError
 from energon_lite.extras.media.media_headers import MediaFile, MediaFilterConfig, media_rows
 from energon_lite.extras.prepare import decisions
 from energon_lite.extras.prepare.choose_shards import Shard, files_below, local_root
+from energon_lite.extras.prepare.index_writer import ShardRows, keep_media, read_offsets
 from energon_lite.extras.prepare.indexing import ShardResult, kept_or_made, made_by, rows_path
 from energon_lite.extras.prepare.run import (
     check_places,
@@ -28,7 +29,7 @@ from energon_lite.extras.prepare.run import (
 )
 from energon_lite.formats import nvmeta
 from energon_lite.formats.nvmeta import META, is_utf8
-from energon_lite.formats.sqlite import INDEX_SQLITE, ShardRows, keep_media, read_offsets
+from energon_lite.formats.sqlite import INDEX_SQLITE
 from energon_lite.storage import files
 
 _FILES_PER_TASK = 256

@@ -24,6 +24,7 @@ from energon_lite.extras.media.av_streams import INSTALL
 from energon_lite.extras.media.media_headers import MediaFilterConfig
 from energon_lite.extras.prepare import decisions
 from energon_lite.extras.prepare.choose_shards import Ratio, Shard, local_root, size_of
+from energon_lite.extras.prepare.index_writer import keep_media, new_index, read_offsets
 from energon_lite.extras.prepare.indexing import ORIGINAL, ShardResult, index_shard, rename_samples
 from energon_lite.extras.prepare.odd_parts import odd_parts
 from energon_lite.extras.prepare.pool import ordered_results
@@ -31,7 +32,7 @@ from energon_lite.extras.prepare.report import PrepareReport, SplitCount
 from energon_lite.formats import nvmeta
 from energon_lite.formats.known import format_of
 from energon_lite.formats.nvmeta import INFO_JSON, INFO_YAML, META
-from energon_lite.formats.sqlite import INDEX_SQLITE, keep_media, new_index, read_offsets
+from energon_lite.formats.sqlite import INDEX_SQLITE
 from energon_lite.storage import files
 from energon_lite.storage.local_paths import local_path
 

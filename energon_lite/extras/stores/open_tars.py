@@ -16,6 +16,7 @@ from energon_lite.core.errors import DatasetFormatError
 from energon_lite.formats.nvmeta import META
 from energon_lite.formats.shards import KeyCheck
 from energon_lite.formats.sqlite import INDEX_SQLITE, IndexDatabase
+from energon_lite.formats.tar import first_keys
 from energon_lite.storage import files
 
 T = TypeVar("T")
@@ -29,6 +30,33 @@ _SHARDS_TRIED = 2
 _inherited: list[IndexDatabase | None] = []
 
 
+class KeysAtEnds(KeyCheck):
+    """Compares the first and the last key of each tar with the index.
+
+    Args:
+        root: folder of the dataset.
+        shards: the names of its tars.
+    """
+
+    def __init__(self, root: PurePath, shards: Sequence[str]) -> None:
+        super().__init__(root, shards, range(len(shards)))
+        self._last: dict[int, dict[int, tuple[str, int, int]]] = {}
+
+    def check_last_key(self, shard: int, file: files.ByteFile) -> None:
+        """Compares the key of the last sample of a shard that is open, if the file is long enough.
+
+        Raises:
+            DatasetFormatError: It is not that of the index.
+        """
+        if shard not in self._last:
+            self._last[shard] = self._ask(IndexDatabase.last_sample, self._ids[shard])
+        for place, (stored, start, size) in self._last[shard].items():
+            if 0 <= start <= start + size <= file.size_bytes:
+                key = (*first_keys(file, start + size, start), "")[0]
+                if key != stored:
+                    raise self._error(shard, place, key, stored)
+
+
 class OpenTars:
     """The tars of a prepared dataset, and its index.
 
@@ -40,7 +68,7 @@ class OpenTars:
     def __init__(self, root: PurePath, shards: Sequence[str]) -> None:
         self._root = root
         self._shards = shards
-        keys = KeyCheck(root, shards, range(len(shards)))
+        keys = KeysAtEnds(root, shards)
         # Not a method: this object would be part of a circle, and close its index late.
         self._opened = lru_cache(_MAX_OPEN)(partial(_open_tar, root, shards, keys))
         self._patience = files.Patience(root)
@@ -128,7 +156,9 @@ class OpenTars:
         )
 
 
-def _open_tar(root: PurePath, shards: Sequence[str], keys: KeyCheck, shard: int) -> files.ByteFile:
+def _open_tar(
+    root: PurePath, shards: Sequence[str], keys: KeysAtEnds, shard: int
+) -> files.ByteFile:
     """Opens a tar, and compares its first and its last key with the index."""
     tar = files.open_at_once(root / shards[shard])
     keys.check_first_key(shard, tar, tar.size_bytes)

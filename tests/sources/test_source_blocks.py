@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from energon_lite import WorkerConfig, get_savable_loader
 from energon_lite.core.arrays import Int64Array
 from energon_lite.formats import shards
-from energon_lite.formats.read_ahead import ReadAhead
 from energon_lite.formats.shards import Block, BlockReader, ShardReader
+from energon_lite.sources.order_ahead import OrderAhead
+from energon_lite.sources.source_blocks import source_blocks
 from energon_lite.storage import local
 from energon_lite.storage.local import CACHED_ONLY
 
@@ -70,19 +71,17 @@ class Counting:
 @examples(100)
 @given(
     total=st.integers(1, 500),
-    batch=st.integers(1, 100),
     mean_bytes=st.sampled_from([1, 1 << 17, 1 << 20, 1 << 30]),
     slow=st.tuples(st.integers(0, 500), st.integers(0, 500)),
 )
 def test_samples_are_asked_for_once_each_before_they_are_read(
-    total: int, batch: int, mean_bytes: int, slow: tuple[int, int]
+    total: int, mean_bytes: int, slow: tuple[int, int]
 ) -> None:
-    reader, order = Numbers(*sorted(slow)), Counting(total)
-    ahead = ReadAhead(reader, lambda: Counting(total), 1.0, mean_bytes)
+    reader, order = Numbers(*sorted(slow)), OrderAhead(Counting(total))
     read: list[int] = []
-    while len(read) < total:
-        for block in ahead.blocks(len(read), order.block(len(read), batch)[1], 1):
-            read += block.members
+    for block, epochs, indices in source_blocks(reader, order, 0, 1.0, mean_bytes):
+        assert [*block.members] == epochs.tolist() == indices.tolist()
+        read += block.members
     assert read == list(range(total))
     assert reader.advised == sorted(set(reader.advised))
     assert reader.too_late == 0
