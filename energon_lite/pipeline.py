@@ -11,11 +11,14 @@ from energon_lite.core.topology import WorkerConfig
 from energon_lite.metadataset.build import build_training, build_validation
 from energon_lite.metadataset.nodes import Node, leaves
 from energon_lite.metadataset.open import LeafOpener, open_node
+from energon_lite.names.energon_modules import import_name
 from energon_lite.sources.source_factory import BaseCoreDatasetFactory
 from energon_lite.stages.epochs import limited, virtual_epochs
 from energon_lite.task_encoder.base import AnyTaskEncoder, checked_encoder
-from energon_lite.task_encoder.builders import own_training, own_validation
 from energon_lite.task_encoder.hooks import Batching, Hooks
+
+# Builds pipelines with the `build_train_datasets` and `build_val_datasets` of a user.
+_OWN_BUILDERS = "energon_lite.extras.energon.list_builders"
 
 AnyPath = str | PathLike[str] | Mapping[str, Any]
 
@@ -73,10 +76,11 @@ def get_train_dataset(
         shuffle_buffer_size=shuffle_buffer_size, virtual_epoch_length=virtual_epoch_length,
     )  # fmt: skip
     if hooks.encoder.overrides("build_train_datasets"):
-        return own_training(
+        own: SavableDataset[Any] = import_name(_OWN_BUILDERS, "own_training")(
             hooks, opener, repeat, **batching._asdict(), shuffle_buffer_size=shuffle_buffer_size,
             virtual_epoch_length=virtual_epoch_length,
         )  # fmt: skip
+        return own
     dataset = hooks.build(build_training(opener, repeat), batching)
     return virtual_epochs(dataset, virtual_epoch_length)
 
@@ -147,7 +151,10 @@ def _validation(
 ) -> SavableDataset[Any]:
     """Builds the validation dataset of the leaves below a node."""
     if hooks.encoder.overrides("build_val_datasets"):
-        return own_validation(hooks, node, opener, limit=limit, **batching._asdict())
+        own: SavableDataset[Any] = import_name(_OWN_BUILDERS, "own_validation")(
+            hooks, node, opener, limit=limit, **batching._asdict()
+        )
+        return own
     return limited(hooks.build(build_validation(node, opener), batching), limit)
 
 
