@@ -326,11 +326,12 @@ def _check_tensors(
                 f"{name}: element {index} is a {type(tensor).__qualname__}, not a tensor. "
                 "Give every sample a tensor here, or put this field together in your own `batch`."
             )
-        if same(tensor) != same(tensors[0]):
-            raise ValueError(
-                f"{name}: element {index} has shape {tuple(tensor.shape)} where element 0 has "
-                f"{tuple(tensors[0].shape)}{remedy}"
-            )
+    if len({*map(same, tensors)}) > 1:
+        index = next(i for i, tensor in enumerate(tensors) if same(tensor) != same(tensors[0]))
+        raise ValueError(
+            f"{name}: element {index} has shape {tuple(tensors[index].shape)} where element 0 has "
+            f"{tuple(tensors[0].shape)}{remedy}"
+        )
 
 
 def _concat_padded(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
