@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
@@ -11,11 +11,14 @@ from energon_lite.core.topology import WorkerConfig
 from energon_lite.metadataset.build import build_training, build_validation
 from energon_lite.metadataset.nodes import Node, leaves
 from energon_lite.metadataset.open import LeafOpener, open_node
+from energon_lite.names.energon_modules import import_name
 from energon_lite.sources.source_factory import BaseCoreDatasetFactory
 from energon_lite.stages.epochs import limited, virtual_epochs
 from energon_lite.task_encoder.base import AnyTaskEncoder, checked_encoder
-from energon_lite.task_encoder.builders import own_training, own_validation
 from energon_lite.task_encoder.hooks import Batching, Hooks
+
+# Builds pipelines with the `build_train_datasets` and `build_val_datasets` of a user.
+_OWN_BUILDERS = "energon_lite.extras.energon.list_builders"
 
 AnyPath = str | PathLike[str] | Mapping[str, Any]
 
@@ -73,10 +76,11 @@ def get_train_dataset(
         shuffle_buffer_size=shuffle_buffer_size, virtual_epoch_length=virtual_epoch_length,
     )  # fmt: skip
     if hooks.encoder.overrides("build_train_datasets"):
-        return own_training(
+        own: SavableDataset[Any] = import_name(_OWN_BUILDERS, "own_training")(
             hooks, opener, repeat, **batching._asdict(), shuffle_buffer_size=shuffle_buffer_size,
             virtual_epoch_length=virtual_epoch_length,
         )  # fmt: skip
+        return own
     dataset = hooks.build(build_training(opener, repeat), batching)
     return virtual_epochs(dataset, virtual_epoch_length)
 
@@ -113,10 +117,10 @@ def get_val_dataset(
         FileNotFoundError: The folder does not exist, or is not prepared.
     """
     batching = Batching(batch_size, batch_drop_last, packing_buffer_size)
-    opener, build = _validation(
-        path, split_part, task_encoder, worker_config, kwargs, batching, limit
+    hooks, opener = _open(
+        path, split_part, task_encoder, worker_config, kwargs, False, batching, limit=limit
     )
-    return build(opener.node)
+    return _validation(hooks, opener, opener.node, batching, limit)
 
 
 def get_val_datasets(
@@ -133,39 +137,32 @@ def get_val_datasets(
 ) -> list[tuple[SavableDataset[Any], BaseCoreDatasetFactory[Any]]]:
     """Builds one validation dataset for each leaf; see `get_val_dataset`."""
     batching = Batching(batch_size, batch_drop_last, packing_buffer_size)
-    opener, build = _validation(
-        path, split_part, task_encoder, worker_config, kwargs, batching, limit
-    )
-    return [(build(leaf), opener.factories[-1]) for leaf in leaves(opener.node)]
-
-
-def _validation(
-    path: AnyPath,
-    split_part: str,
-    task_encoder: AnyTaskEncoder | None,
-    worker_config: WorkerConfig | None,
-    kwargs: dict[str, Any],
-    batching: Batching,
-    limit: int | None,
-) -> tuple[LeafOpener, Callable[[Node], SavableDataset[Any]]]:
-    """Reads the path; returns its opener, and a function that builds a dataset of some leaves."""
     hooks, opener = _open(
         path, split_part, task_encoder, worker_config, kwargs, False, batching, limit=limit
     )
+    return [
+        (_validation(hooks, opener, leaf, batching, limit), opener.factories[-1])
+        for leaf in leaves(opener.node)
+    ]
 
-    def build(node: Node) -> SavableDataset[Any]:
-        if hooks.encoder.overrides("build_val_datasets"):
-            return own_validation(hooks, node, opener, limit=limit, **batching._asdict())
-        return limited(hooks.build(build_validation(node, opener), batching), limit)
 
-    return opener, build
+def _validation(
+    hooks: Hooks, opener: LeafOpener, node: Node, batching: Batching, limit: int | None
+) -> SavableDataset[Any]:
+    """Builds the validation dataset of the leaves below a node."""
+    if hooks.encoder.overrides("build_val_datasets"):
+        own: SavableDataset[Any] = import_name(_OWN_BUILDERS, "own_validation")(
+            hooks, node, opener, limit=limit, **batching._asdict()
+        )
+        return own
+    return limited(hooks.build(build_validation(node, opener), batching), limit)
 
 
 def _open(
     path: AnyPath,
     split_part: str,
     task_encoder: AnyTaskEncoder | None,
-    worker_config: WorkerConfig | None,
+    worker_config: Any,
     kwargs: dict[str, Any],
     training: bool,
     batching: Batching,
@@ -173,7 +170,13 @@ def _open(
     **sizes: int | None,
 ) -> tuple[Hooks, LeafOpener]:
     """Checks the arguments and reads the path; returns the hooks and the opener of the leaves."""
-    hooks = Hooks(checked_encoder(task_encoder), _checked_worker_config(worker_config))
+    if not (worker_config is None or isinstance(worker_config, WorkerConfig)):
+        raise TypeError(
+            f"worker_config={worker_config!r:.80} is no WorkerConfig; pass WorkerConfig(rank=..., "
+            "world_size=..., num_workers=...) or WorkerConfig.default_worker_config(num_workers), "
+            "called"
+        )
+    hooks = Hooks(checked_encoder(task_encoder), worker_config)
     batch_size, _, packing_buffer_size = batching
     _check_sizes(batch_size=batch_size, packing_buffer_size=packing_buffer_size, **sizes)
     return hooks, LeafOpener(
@@ -190,22 +193,6 @@ def _open(
     )
 
 
-def _checked_worker_config(config: WorkerConfig | None) -> WorkerConfig | None:
-    """Returns a worker config; None is the default.
-
-    Raises:
-        TypeError: The object is no worker config.
-    """
-    value: Any = config
-    if value is None or isinstance(value, WorkerConfig):
-        return config
-    raise TypeError(
-        f"worker_config={value!r:.80} is no WorkerConfig; pass WorkerConfig(rank=..., "
-        "world_size=..., num_workers=...) or WorkerConfig.default_worker_config(num_workers), "
-        "called"
-    )
-
-
 _LEAST = {
     "batch_size": (1, ", or None for no batches"),
     "packing_buffer_size": (1, ", or None for no packing by a function"),
@@ -216,7 +203,7 @@ _LEAST = {
 }
 
 
-def _check_sizes(**sizes: int | None) -> None:
+def _check_sizes(**sizes: Any) -> None:
     """Checks that sizes are whole numbers in their range.
 
     Args:
@@ -226,8 +213,7 @@ def _check_sizes(**sizes: int | None) -> None:
         TypeError: A size is no whole number.
         ValueError: A size is below its minimum.
     """
-    for name, size in sizes.items():
-        value: Any = size
+    for name, value in sizes.items():
         if value is None:
             continue
         if isinstance(value, bool) or not hasattr(value, "__index__"):

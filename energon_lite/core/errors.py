@@ -157,20 +157,6 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
     return f" Allowed: {', '.join(options)}." if options else ""
 
 
-def log_exception(e: Exception, sample: Any, sources: Sequence[Any] | None = None) -> None:
-    """Logs an error with the sample's key and shard; the sample is then skipped.
-
-    Of errors at one line of the user's code, or of one type in one shard, the first is logged, and
-    then the tenth, the hundredth and so on, as their number.
-    """
-    del sample  # named in the notes already; payloads do not belong into logs
-    shards = {
-        str(Path(getattr(source, "dataset_path", ""), str(getattr(source, "shard_name", ""))))
-        for source in sources or ()
-    }
-    log_failure(describe(e), e, shards.pop() if len(shards) == 1 else "")
-
-
 def reraise_exception(e: Exception, _sample: Any, _sources: Sequence[Any] | None = None) -> None:
     """Raises the error again."""
     raise e
@@ -222,28 +208,30 @@ def note_place(error: BaseException, function: Callable[..., Any]) -> None:
         error.__dict__["__place__"] = place
 
 
-def log_failure(text: str, error: Exception, shard: str = "") -> None:
-    """Logs a failure: in full if it is the first at its place, else only when 10, 100...
+def log_exception(e: Exception, sample: Any, sources: Sequence[Any] | None = None) -> None:
+    """Logs an error with the sample's key and shard; the sample is then skipped.
 
-    Args:
-        text: what is said of the error, with the sample.
-        error: what was raised. Its place is a line of the user's code, where there is one.
-        shard: path of the sample's shard: the place of other errors, by their type. Where it is
-            not known either, an error is always logged.
+    Of errors at one line of the user's code, or of one type in one shard, the first is logged, and
+    then the tenth, the hundredth and so on, as their number. Where neither is known, an error is
+    always logged.
     """
-    is_debugging = logger.isEnabledFor(logging.DEBUG)
-    place = place_of(error)
-    if place is None and not shard:
+    del sample  # named in the notes already; payloads do not belong into logs
+    text, place, is_debugging = describe(e), place_of(e), logger.isEnabledFor(logging.DEBUG)
+    shards = {
+        str(Path(getattr(source, "dataset_path", ""), str(getattr(source, "shard_name", ""))))
+        for source in sources or ()
+    }
+    if place is None and len(shards) != 1:
         logger.warning("Skipped: %s", text, exc_info=is_debugging)
         return
-    kind = f"{type(error).__name__} {getattr(error, 'errno', None) or ''}"
-    number = is_worth_a_line(place or Place(kind, shard, 0))
-    where = f"at {place.file}:{place.line}" if place else f"in {shard}"
-    if number == 1 and place and place is not error.__dict__.get("__place__"):
+    where = f"at {place.file}:{place.line}" if place else f"in {min(shards)}"
+    kind = f"{type(e).__name__} {getattr(e, 'errno', None) or ''}"
+    number = is_worth_a_line(place or Place(kind, where, 0))
+    if number == 1 and place and place is not e.__dict__.get("__place__"):
         line = linecache.getline(place.file, place.line).strip()
         logger.warning(
             "Skipped: %s. It was raised %s: `%s`; what else fails there is counted.",
-            text, where, line, exc_info=error,
+            text, where, line, exc_info=e,
         )  # fmt: skip
     elif number == 1:
         logger.warning(

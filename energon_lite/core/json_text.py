@@ -68,8 +68,6 @@ def _is_deeper(text: str, max_depth: int) -> bool:
     if "\\" in text:
         text = text.replace("\\\\", "").replace('\\"', "")
     outside_of_strings = "".join(text.split('"')[::2])
-    if outside_of_strings.count("[") + outside_of_strings.count("{") <= max_depth:
-        return False
     brackets = outside_of_strings.encode(errors="replace").translate(None, _NOT_BRACKETS)
     codes = np.frombuffer(brackets, dtype=np.uint8)
     steps = np.where((codes == ord("[")) | (codes == ord("{")), np.int8(1), np.int8(-1))

@@ -1,11 +1,7 @@
 """Long lists of tuples of integers and texts as columns: a tenth of the bytes of their JSON.
 
-A shape describes how the values of a list are made of columns of integers:
-
-- `"int"`: one column, the values themselves.
-- a list of texts: one column, places in the list.
-- `{"tuple": shapes}`: tuples of one length; the columns of each place.
-- `{"mixed": shapes}`: one column that has the shape of each value, and the columns of each shape.
+Texts are places in one table. Tuples of one shape have a column for each place; a shape has a 0 for
+an integer, a 1 for a text, and a list for a tuple.
 """
 
 from __future__ import annotations
@@ -13,73 +9,16 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from energon_lite.core.arrays import Int64Array
 
-Columns = list[Int64Array]
-
-_MAX_SHAPES = 32
+_INTEGER, _TEXT = 0, 1
 # More values than the keys of any buffer have.
 _MAX_VALUES = 1 << 25
-
-
-def columns_of(values: Sequence[Any]) -> tuple[Any, Columns]:
-    """Returns shape and columns of values.
-
-    Raises:
-        TypeError: A value is neither an integer nor a text nor a tuple of those.
-        OverflowError: An integer does not fit 64 bits.
-    """
-    kinds = {(kind, 0) for kind in set(map(type, values))}
-    if (tuple, 0) in kinds:
-        kinds = {(type(v), len(v) if type(v) is tuple else 0) for v in values}
-    if len(kinds) > 1:
-        return _mixed(values, sorted(kinds, key=str))
-    ((kind, size),) = kinds or {(int, 0)}
-    if kind is int:
-        return "int", [np.array(values, np.int64)]
-    if kind is str:
-        places = {text: place for place, text in enumerate(dict.fromkeys(values))}
-        return [*places], [np.array([*map(places.__getitem__, values)])]
-    if kind is not tuple or not size:
-        raise TypeError(f"{values[0]!r:.80} cannot be kept in columns")
-    parts = [columns_of(part) for part in zip(*values, strict=True)]
-    return {"tuple": [shape for shape, _ in parts]}, [c for _, own in parts for c in own]
-
-
-def _mixed(values: Sequence[Any], kinds: list[tuple[type, int]]) -> tuple[Any, Columns]:
-    if len(kinds) > _MAX_SHAPES:
-        raise TypeError(f"values of {len(kinds)} lengths cannot be kept in columns")
-    numbers = {kind: number for number, kind in enumerate(kinds)}
-    which = [numbers[type(v), len(v) if type(v) is tuple else 0] for v in values]
-    parts = [
-        columns_of([v for v, own in zip(values, which, strict=True) if own == number])
-        for number in range(len(kinds))
-    ]
-    columns = [np.array(which), *(column for _, own in parts for column in own)]
-    return {"mixed": [shape for shape, _ in parts]}, columns
-
-
-def values_of(shape: Any, columns: Iterator[Int64Array]) -> list[Any]:
-    """Returns the values of which `columns_of` returned shape and columns.
-
-    Raises:
-        TypeError, ValueError, LookupError, StopIteration: They do not fit together.
-    """
-    if shape == "int":
-        numbers: list[int] = next(columns).tolist()
-        return numbers
-    if isinstance(shape, list):
-        return [*map(shape.__getitem__, next(columns).tolist())]
-    ((kind, shapes),) = shape.items()
-    if kind == "tuple":
-        return list(zip(*[values_of(own, columns) for own in shapes], strict=True))
-    which = next(columns).tolist()
-    parts = [iter(values_of(own, columns)) for own in shapes]
-    return [next(parts[number]) for number in which]
 
 
 def as_columns(keys: Sequence[Any], rows: Sequence[Sequence[int]]) -> Any:
@@ -90,19 +29,38 @@ def as_columns(keys: Sequence[Any], rows: Sequence[Sequence[int]]) -> Any:
         rows: N rows of equally many integers, of which the first one rises.
 
     Raises:
-        TypeError, ValueError, OverflowError: The values cannot be kept in columns.
+        TypeError: A value is neither an integer nor a text nor a tuple of those.
+        OverflowError: An integer does not fit 64 bits.
     """
-    # In the order of their lists, most columns of samples are nearly constant; in that of their
-    # numbers, the numbers are.
-    table = np.array(rows, np.int64)
-    orders = [np.arange(len(rows)), np.lexsort(table[:, -1:-3:-1].T)]
-    pairs = [(tuple(row), key) for row, key in zip(rows, keys, strict=True)]
-    found = []
-    for order in orders:
-        shape, columns = columns_of([pairs[place] for place in order.tolist()])
-        texts = [_text_of(column, columns[0]) for column in columns]
-        found.append({"shape": shape, "columns": texts})
-    return min(found, key=lambda value: len(str(value)))
+    texts: dict[str, int] = {}
+    tables: dict[Any, list[list[int]]] = {}
+    shapes = []
+    for pair in zip(map(tuple, rows), keys, strict=True):
+        numbers: list[int] = []
+        shapes.append(_shape_of(pair, texts, numbers))
+        tables.setdefault(shapes[-1], []).append(numbers)
+    places = {shape: place for place, shape in enumerate(tables)}
+    columns = chain.from_iterable(np.array(table, np.int64).T for table in tables.values())
+    which = np.array([places[shape] for shape in shapes], np.int64)
+    return {
+        "texts": [*texts],
+        "shapes": [*tables],
+        "columns": [_text_of(column) for column in (which, *columns)],
+    }
+
+
+def _shape_of(value: Any, texts: dict[str, int], numbers: list[int]) -> Any:
+    """Returns the shape of a value; appends its integers, and the places of its texts."""
+    kind = type(value)
+    if kind is int:
+        numbers.append(value)
+        return _INTEGER
+    if kind is str:
+        numbers.append(texts.setdefault(value, len(texts)))
+        return _TEXT
+    if kind is not tuple or not value:
+        raise TypeError(f"{value!r:.80} cannot be kept in columns")
+    return tuple([_shape_of(part, texts, numbers) for part in value])
 
 
 def from_columns(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -111,31 +69,40 @@ def from_columns(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     Raises:
         TypeError, ValueError, LookupError, AttributeError, zlib.error: It is corrupt.
     """
-    columns: Columns = []
     if sum(entry[1] for entry in value["columns"]) > _MAX_VALUES:
         raise ValueError(f"more than {_MAX_VALUES:,} numbers")
-    for entry in value["columns"]:
-        columns.append(_column_of(entry, columns[0] if columns else None))
+    columns = map(_column_of, value["columns"])
     try:
-        pairs = sorted(values_of(value["shape"], iter(columns)))
+        which = next(columns).tolist()
+        values = [_values_of(shape, columns, value["texts"]) for shape in value["shapes"]]
+        parts = [*map(iter, values)]
+        pairs = sorted([next(parts[place]) for place in which])
     except StopIteration:
-        raise ValueError("too few columns") from None
+        raise ValueError("too few columns, or values in one") from None
+    if len(pairs) < sum(map(len, values)):
+        raise ValueError("too many values in a column")
     return tuple([key for _, key in pairs]), tuple([row for row, _ in pairs])
 
 
-def _text_of(column: Int64Array, first: Int64Array) -> list[Any]:
-    """Returns the shortest of: a column, its steps, what it is above the first one, its ranks."""
-    size = len(column)
-    forms = {"values": column, "steps": np.diff(column, prepend=0)}
-    if size == len(first) and column is not first:
-        forms["above"] = column - first
-    found: list[list[Any]] = [[form, size, *_planes(own)] for form, own in forms.items()]
-    if min(map(len, found)) > 4:
+def _values_of(shape: Any, columns: Iterator[Int64Array], texts: list[str]) -> list[Any]:
+    """Returns the values of a shape, of the next columns."""
+    if isinstance(shape, list):
+        return list(zip(*[_values_of(own, columns, texts) for own in shape], strict=True))
+    numbers: list[int] = next(columns).tolist()
+    return [*map(texts.__getitem__, numbers)] if shape == _TEXT else numbers
+
+
+def _text_of(column: Int64Array) -> list[Any]:
+    """Returns the shortest of: a column, its steps, its ranks."""
+    steps = np.diff(column, prepend=0)
+    found: list[list[Any]] = [["values", *_planes(column)], ["steps", *_planes(steps)]]
+    if min(map(len, found)) > 3:
         # Indexes of a buffer lie close together in a large set, though in any order.
         order = np.argsort(column, kind="stable")
-        steps = np.diff(column[order], prepend=0)
-        found.append(["ranks", size, _planes(steps), _planes(np.argsort(order))])
-    return min(found, key=lambda entry: len(str(entry)))
+        rising = np.diff(column[order], prepend=0)
+        found.append(["ranks", _planes(rising), _planes(np.argsort(order))])
+    form, *planes = min(found, key=lambda entry: len(str(entry)))
+    return [form, len(column), *planes]
 
 
 def _planes(numbers: Int64Array) -> list[str]:
@@ -152,17 +119,15 @@ def _compressed(raw: bytes) -> bytes:
     return writer.compress(raw) + writer.flush()
 
 
-def _column_of(entry: list[Any], first: Int64Array | None) -> Int64Array:
+def _column_of(entry: list[Any]) -> Int64Array:
     form, size, *planes = entry
     if form == "ranks":
-        rising = _column_of(["steps", size, *planes[0]], None)
-        return rising[_column_of(["values", size, *planes[1]], None)]
+        rising = _column_of(["steps", size, *planes[0]])
+        return rising[_column_of(["values", size, *planes[1]])]
     words = np.zeros((size, 8), np.uint8)
     for place, text in enumerate(planes):
         raw = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), size + 1)
         words[:, place] = np.frombuffer(raw, np.uint8)
     whole = words.reshape(-1).view("<u8")
     numbers = (whole >> np.uint64(1)).astype(np.int64) ^ -(whole & np.uint64(1)).astype(np.int64)
-    if form == "steps":
-        return np.cumsum(numbers)
-    return numbers + first if form == "above" and first is not None else numbers
+    return np.cumsum(numbers) if form == "steps" else numbers

@@ -101,14 +101,8 @@ def batch_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
         ValueError: There is no tensor, or a shape differs; names both shapes.
         TypeError: An element is not a tensor; names it.
     """
-    _check_tensors("batch_stack", batch)
-    shape = batch[0].shape
-    for index, tensor in enumerate(batch):
-        if tensor.shape != shape:
-            raise ValueError(
-                f"batch_stack: element {index} has shape {tuple(tensor.shape)} where element 0 has "
-                f"{tuple(shape)}. Use batch_pad_stack, or bring them to one shape."
-            )
+    remedy = ". Use batch_pad_stack, or bring them to one shape."
+    _check_tensors("batch_stack", batch, attrgetter("shape"), remedy)
     return stack(batch)
 
 
@@ -132,7 +126,6 @@ def batch_pad_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
     _check_tensors("batch_pad_stack", batch)
     if len({tensor.shape for tensor in batch}) == 1:
         return stack(batch)
-    _check_num_dimensions("batch_pad_stack", batch)
     return _concat_padded([tensor.unsqueeze(0) for tensor in batch])
 
 
@@ -180,7 +173,6 @@ def concat_pad(batch: Sequence[torch.Tensor]) -> torch.Tensor:
         [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
     """
     _check_tensors("concat_pad", batch)
-    _check_num_dimensions("concat_pad", batch)
     if batch[0].ndim == 0:
         raise ValueError(
             "concat_pad: tensors without a dimension cannot be concatenated. "
@@ -319,7 +311,13 @@ def _odd_one_out(name: str, values: Iterable[Any]) -> str:
     )
 
 
-def _check_tensors(name: str, tensors: Sequence[Any]) -> None:
+def _check_tensors(
+    name: str,
+    tensors: Sequence[Any],
+    same: Callable[[torch.Tensor], Any] = attrgetter("ndim"),
+    remedy: str = "; the numbers of dimensions must be equal.",
+) -> None:
+    """Checks that all are tensors, and what is the same for all of them."""
     if not len(tensors):
         raise ValueError(f"{name}: the list is empty; at least one tensor is needed.")
     for index, tensor in enumerate(tensors):
@@ -328,16 +326,12 @@ def _check_tensors(name: str, tensors: Sequence[Any]) -> None:
                 f"{name}: element {index} is a {type(tensor).__qualname__}, not a tensor. "
                 "Give every sample a tensor here, or put this field together in your own `batch`."
             )
-
-
-def _check_num_dimensions(name: str, tensors: Sequence[torch.Tensor]) -> None:
-    num_dimensions = tensors[0].ndim
-    for index, tensor in enumerate(tensors):
-        if tensor.ndim != num_dimensions:
-            raise ValueError(
-                f"{name}: element {index} has shape {tuple(tensor.shape)} where element 0 has "
-                f"{tuple(tensors[0].shape)}; the numbers of dimensions must be equal."
-            )
+    if len({*map(same, tensors)}) > 1:
+        index = next(i for i, tensor in enumerate(tensors) if same(tensor) != same(tensors[0]))
+        raise ValueError(
+            f"{name}: element {index} has shape {tuple(tensors[index].shape)} where element 0 has "
+            f"{tuple(tensors[0].shape)}{remedy}"
+        )
 
 
 def _concat_padded(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, cast
 
-from energon_lite.core.dataset import AnyDataset, SavableDataset
+from energon_lite.core.dataset import AnyDataset
 from energon_lite.core.file_store import FileStore
 from energon_lite.core.topology import WorkerConfig
-from energon_lite.metadataset.loaded import (
-    DatasetBlendMode,
-    LoadedDataset,
-    check_is_list,
-    loaded_datasets,
-)
-from energon_lite.metadataset.nodes import Node
-from energon_lite.metadataset.open import LeafOpener
-from energon_lite.stages.blend import BlendDataset
-from energon_lite.stages.concat import ConcatDataset, RepeatDataset, total_items
-from energon_lite.stages.epochs import limited, virtual_epochs
+from energon_lite.metadataset.loaded import DatasetBlendMode, LoadedDataset
+from energon_lite.names.energon_modules import LazyFunction
 from energon_lite.task_encoder.hooks import Batching, Hooks
 
 if TYPE_CHECKING:
@@ -34,6 +23,9 @@ class PipelineBuilders:
     get a list of datasets, which cannot express every metadataset. The other builders are always
     called.
     """
+
+    _blended = LazyFunction("energon_lite.extras.energon.list_builders:blended")
+    _concatenated = LazyFunction("energon_lite.extras.energon.list_builders:concatenated")
 
     def build_train_datasets(
         self,
@@ -64,35 +56,12 @@ class PipelineBuilders:
         Raises:
             ValueError: `repeat=False`, and the datasets are blended by weights.
         """
-        hooks = self._hooks(worker_config)
-        is_epoch = blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
-        is_concat = blend_mode is DatasetBlendMode.NONE and len(datasets) > 1
-        if blend_mode is DatasetBlendMode.DATASET_WEIGHT and not repeat:
-            raise ValueError("repeat=False: a blend by weights is endless; use epochs of it")
-        made = []
-        for loaded in datasets:
-            settings: dict[str, Any] = {
-                "shuffle_buffer_size": shuffle_buffer_size or 0,
-                "repeat": repeat and not is_epoch and not is_concat,
-                "block": batch_size or 1,
-            }
-            if is_epoch and loaded.repetitions not in (None, 1):
-                # Through the text: 0.1 is a tenth, not the nearest binary number.
-                settings["repetitions"] = Fraction(str(loaded.repetitions))
-            source = loaded.dataset.build(**settings)
-            made.append(hooks.cooked(source, loaded.dataset, loaded.aux))
-        if is_epoch:
-            # Weighted by their sizes, all members end at the same time.
-            dataset: AnyDataset = BlendDataset(*((d, float(total_items(d))) for d in made))
-        elif blend_mode is DatasetBlendMode.DATASET_WEIGHT:
-            weights = [1.0 if d.weight is None else float(d.weight) for d in datasets]
-            dataset = BlendDataset(*zip(made, weights, strict=True), until="forever")
-        else:
-            dataset = ConcatDataset(*made) if is_concat else made[0]
-        if repeat and not dataset.endless:
-            dataset = RepeatDataset(dataset)
-        dataset = hooks.build(dataset, Batching(batch_size, batch_drop_last, packing_buffer_size))
-        return virtual_epochs(dataset, virtual_epoch_length)
+        batching = Batching(batch_size, batch_drop_last, packing_buffer_size)
+        dataset: AnyDataset = self._blended(
+            self._hooks(worker_config), datasets, batching, blend_mode, repeat,
+            shuffle_buffer_size=shuffle_buffer_size, virtual_epoch_length=virtual_epoch_length,
+        )  # fmt: skip
+        return dataset
 
     def build_val_datasets(
         self,
@@ -114,14 +83,10 @@ class PipelineBuilders:
             packing_buffer_size: as in `get_val_dataset`.
             limit: as in `get_val_dataset`.
         """
-        hooks = self._hooks(worker_config)
-        made = [
-            hooks.cooked(loaded.dataset.build(block=batch_size or 1), loaded.dataset, loaded.aux)
-            for loaded in datasets
-        ]
-        dataset = made[0] if len(made) == 1 else ConcatDataset(*made)
         batching = Batching(batch_size, batch_drop_last, packing_buffer_size)
-        return limited(hooks.build(dataset, batching), limit)
+        hooks = self._hooks(worker_config)
+        dataset: AnyDataset = self._concatenated(hooks, datasets, batching, limit)
+        return dataset
 
     def build_cook_crude_sample(
         self,
@@ -181,58 +146,3 @@ class PipelineBuilders:
 
     def _hooks(self, worker_config: WorkerConfig | None) -> Hooks:
         return Hooks(cast("AnyTaskEncoder", self), worker_config)
-
-
-def _is_older(builder: Callable[..., Any]) -> bool:
-    """Returns whether a `build_train_datasets` was written before Energon had blend modes.
-
-    Such a builder gets pairs (dataset, weight), as Energon's page on custom blending still shows.
-    """
-    parameters = inspect.signature(builder).parameters
-    has_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    return not has_any and "blend_mode" not in parameters
-
-
-def own_training(hooks: Hooks, opener: LeafOpener, repeat: bool, **settings: Any) -> AnyDataset:
-    """Builds the training dataset with the `build_train_datasets` of the user.
-
-    Args:
-        hooks: the hooks of the task encoder.
-        opener: the tree, and what opens its leaves.
-        repeat: whether epoch follows epoch.
-        settings: the other arguments of `build_train_datasets`.
-
-    Raises:
-        ValueError: A list of datasets cannot express the metadataset.
-        TypeError: The builder returned no dataset.
-    """
-    build = hooks.encoder.build_train_datasets
-    check_is_list(opener.node, build.__qualname__)
-    loaded = loaded_datasets(opener.node, opener)
-    if not _is_older(build):
-        settings = {**settings, "blend_mode": loaded.blend_mode, "repeat": repeat}
-        return _finished(hooks, build, loaded.datasets, settings)
-    if not repeat:
-        raise TypeError(f"repeat=False, but {build.__qualname__} has no parameter `repeat`")
-    size = settings["shuffle_buffer_size"] or 0
-    pairs = []
-    for one in loaded.datasets:
-        source = one.dataset.build(shuffle_buffer_size=size, repeat=True)
-        pairs.append((hooks.cooked(source, one.dataset, one.aux), one.weight or 1.0))
-    return _finished(hooks, build, pairs, settings)
-
-
-def own_validation(hooks: Hooks, node: Node, opener: LeafOpener, **settings: Any) -> AnyDataset:
-    """Builds the validation dataset with the `build_val_datasets` of the user; ignores weights."""
-    build = hooks.encoder.build_val_datasets
-    return _finished(hooks, build, loaded_datasets(node, opener).datasets, settings)
-
-
-def _finished(hooks: Hooks, build: Any, datasets: Any, settings: dict[str, Any]) -> AnyDataset:
-    config = hooks.config or WorkerConfig.default_worker_config()
-    dataset = build(datasets=datasets, worker_config=config, **settings)
-    if not isinstance(dataset, SavableDataset):
-        raise TypeError(
-            f"{build.__qualname__} returned {dataset!r:.80}; return the dataset that it builds"
-        )
-    return dataset if dataset.traits.weighted else hooks.weighed(dataset)

@@ -132,41 +132,35 @@ def first_difference(old: Any, new: Any, path: str = "") -> str | None:
         return f"{path}: {type(old).__name__} {old!r:.80} != {type(new).__name__} {new!r:.80}"
     if isinstance(old, (torch.Tensor, np.ndarray)):
         return _array_difference(old, new, path)
-    if isinstance(old, dict):
-        if old.keys() != new.keys():
-            return f"{path}: keys {list(old)} != {list(new)}"
-        pairs = [(f"[{k!r}]", old[k], new[k]) for k in old]
-    elif isinstance(old, (list, tuple)):
-        if len(old) != len(new):
-            return f"{path}: {len(old)} != {len(new)} entries"
-        names = getattr(old, "_fields", None)
-        pairs = [
-            (f".{names[i]}" if names else f"[{i}]", a, b)
-            for i, (a, b) in enumerate(zip(old, new, strict=True))
-        ]
-    elif dataclasses.is_dataclass(old):
-        pairs = [
-            (f".{f.name}", getattr(old, f.name), getattr(new, f.name))
-            for f in dataclasses.fields(old)
-        ]
-    elif _has_no_equality(old):
-        return first_difference(_pickled_parts(old), _pickled_parts(new), path)
-    else:
+    parts, others = _parts_of(old), _parts_of(new)
+    if parts is None or others is None:
         is_same = old == new or (old != old and new != new)
         return None if is_same else f"{path}: {old!r:.200} != {new!r:.200}"
-    found = (first_difference(a, b, path + name) for name, a, b in pairs)
+    if parts.keys() != others.keys():
+        if isinstance(old, dict):
+            return f"{path}: keys {[*old]} != {[*new]}"
+        return f"{path}: {len(old)} != {len(new)} entries"
+    found = (first_difference(part, others[name], path + name) for name, part in parts.items())
     return next((difference for difference in found if difference), None)
 
 
-def _has_no_equality(value: object) -> bool:
-    return all("__eq__" not in vars(kind) for kind in type(value).__mro__[:-1])
-
-
-def _pickled_parts(value: object) -> Any:
-    """Returns what pickle would make it of: each copy has its own locks and open files."""
-    reduced = value.__reduce_ex__(4)
+def _parts_of(value: Any) -> dict[str, Any] | None:
+    """Returns what a value consists of, by name; None for what has an `==` of its own."""
+    if isinstance(value, dict):
+        return {f"[{key!r}]": entry for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        names = getattr(value, "_fields", None)
+        if names:
+            return {f".{name}": entry for name, entry in zip(names, value, strict=True)}
+        return {f"[{i}]": entry for i, entry in enumerate(value)}
+    if dataclasses.is_dataclass(value):
+        return {f".{f.name}": getattr(value, f.name) for f in dataclasses.fields(value)}
+    if any("__eq__" in vars(kind) for kind in type(value).__mro__[:-1]):
+        return None
+    # What pickle would make it of: each copy has its own locks and open files.
+    reduced: Any = value.__reduce_ex__(4)
     is_plain = reduced[0] is copyreg.__newobj__ and isinstance(reduced[2], dict)  # type: ignore[attr-defined]
-    return reduced[2] if is_plain else reduced
+    return {"": reduced[2] if is_plain else reduced}
 
 
 def _array_difference(old: Any, new: Any, path: str) -> str | None:
