@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from operator import index
@@ -27,14 +28,16 @@ from energon_lite.loader.rank_run import RankRun
 from energon_lite.loader.rank_store import TIMEOUT_SEC, Exchange
 from energon_lite.loader.resume import states_of
 from energon_lite.loader.stats import Stats
-from energon_lite.loader.trainers import EpochSampler, OwnCollate, on_accelerator, teach_skipping
+from energon_lite.loader.trainers import EpochSampler, OwnCollate
 from energon_lite.loader.workers.executor import Limits, RunSettings
 from energon_lite.loader.workers.watchdog import Watchdog
+from energon_lite.names.energon_modules import import_name
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
+_ACCELERATE = "energon_lite.extras.trainers.accelerate_adapter"
 
 _TIME = (lambda value: value is None or value > 0), "be above 0, or None"
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -190,14 +193,18 @@ class SavableDataLoader(DataLoader[T]):
         which are read when this is called first. After a whole pass over finite data it is the
         number of batches of that pass.
         """
-        teach_skipping()  # transformers.Trainer asks for the length before all else
+        if "accelerate.data_loader" in sys.modules:
+            import_name(f"{_ACCELERATE}:teach_skipping")()  # a Trainer asks for the length first
         return self._ends.num_steps(self._run.position)
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]  # torch names its own iterator
         """Yields the rest of the pass in training; a new pass in validation."""
         self.worker_config.check_place()
         run = self._run
-        return on_accelerator(self, run) if run.looks_ahead else run.iterate()
+        if not run.looks_ahead:
+            return run.iterate()
+        batches: Iterator[T] = import_name(f"{_ACCELERATE}:on_accelerator")(self, run)
+        return batches
 
     def set_epoch(self, epoch: int) -> None:
         """Begins the next `iter` in an epoch, counted from 0; a run that is in it stays there.
@@ -241,7 +248,7 @@ class SavableDataLoader(DataLoader[T]):
     @property
     def _is_accelerate_prepared(self) -> bool:
         """Whether `accelerator.prepare` may take the loader as it is; Accelerate asks."""
-        teach_skipping()
+        import_name(f"{_ACCELERATE}:teach_skipping")()
         self._run.looks_ahead = True
         return True
 
