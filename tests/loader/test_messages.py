@@ -59,7 +59,7 @@ class Line:
     def send(self, value: Any) -> Any:
         """A value after its way through the arena, and after what the training loop answered."""
         is_delivery = isinstance(value, Delivery)
-        self.outlet.send(7, packed_delivery(value) if is_delivery else packed(value))
+        self.outlet.send(7, packed_delivery(value, "here") if is_delivery else packed(value))
         return self.received()
 
     def received(self) -> Any:

@@ -151,7 +151,7 @@ class _Work:
             if delivery is None:
                 continue
             self._is_packing = True
-            content = packed_delivery(delivery)
+            content = packed_delivery(delivery, where)
             del delivery  # for the outlet copies what is still used here
             self._outlet.send(job.number, content)
             self._is_packing = False

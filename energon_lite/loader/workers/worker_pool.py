@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
@@ -20,7 +20,7 @@ from energon_lite.core.cache_pool import CachePool
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.seeds import key_of
 from energon_lite.core.topology import WorkerConfig
-from energon_lite.loader.workers.codec import Unsendable, WorkerError
+from energon_lite.loader.workers.codec import WorkerError
 from energon_lite.loader.workers.deferred_signals import DeferredSignals
 from energon_lite.loader.workers.executor import (
     Executor,
@@ -158,27 +158,25 @@ class WorkerPool(Iterator[Delivery]):
         slot = self._slot
         if slot is None:
             raise StopIteration
-        delivery: Any = self._received_from(self._worker_of(slot))
+        delivery = self._received_from(self._worker_of(slot))
         self._limits = self._settings.limits
         if isinstance(delivery, WorkerError):
             delivery.reraise()
-        if type(delivery.item) is Unsendable:
-            raise TypeError(delivery.item.reason)
         if delivery.item is Mark.END:
             self._ended.add(delivery.stream)
         if delivery.snapshot is not None:
             first = self._received.get(delivery.stream, StreamStart()).first
             self._received[delivery.stream] = StreamStart(first, delivery.snapshot)
         self._slot = next(self._slots, None)
-        return cast(Delivery, delivery)
+        return delivery
 
-    def _received_from(self, worker: int) -> Any:
+    def _received_from(self, worker: int) -> Delivery | WorkerError:
         """Returns what a worker sends next; replaces it where it dies."""
         while True:
             try:
-                return self._workers[worker].receive(self._limits)
+                return self._workers[worker].receive(self._number, self._limits)
             except WorkerDied as error:
-                end_workers([self._workers[worker]], 0)
+                end_workers([self._workers[worker]])
                 self._replace(worker, error)
 
     def _replace(self, worker: int, death: WorkerDied) -> None:
