@@ -46,7 +46,7 @@ class Line:
     def __init__(self, num_deliveries: int = 3) -> None:
         self.here, self.there = socket.socketpair()
         self.inlet = Inlet(Channel(self.here))
-        self.outlet = Outlet(Channel(self.there, takes_files=True), num_deliveries)
+        self.outlet = Outlet(Channel(self.there), num_deliveries)
         self.take_back()
 
     def __enter__(self) -> Line:

@@ -120,7 +120,11 @@ class ThreadExecutor(Executor):
         """Reports what it does, where a limit is due."""
         if wait.is_due():
             doing = describe_thread(self._thread.ident or 0)
-            wait.on_report(f"It computes {self._feed or 'nothing'}. {doing}")
+            try:
+                wait.on_report(f"It computes {self._feed or 'nothing'}. {doing}")
+            except WorkerDied:
+                self._is_given_up = True
+                raise
 
     def leave(self) -> None:
         """Orders the thread to end."""

@@ -73,7 +73,7 @@ def work(
         try:
             settings, first = job()
             advice = ""
-            _Work(Channel(data, takes_files=True), orders, settings).run(first)
+            _Work(Channel(data), orders, settings).run(first)
         except Exception as error:  # of our own code, or of what unpickles the job
             if isinstance(error, Closed):
                 raise

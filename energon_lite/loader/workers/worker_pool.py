@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
@@ -158,7 +158,7 @@ class WorkerPool(Iterator[Delivery]):
         slot = self._slot
         if slot is None:
             raise StopIteration
-        delivery = self._received_from(self._worker_of(slot))
+        delivery: Any = self._received_from(self._worker_of(slot))
         self._limits = self._settings.limits
         if isinstance(delivery, WorkerError):
             delivery.reraise()
@@ -168,7 +168,7 @@ class WorkerPool(Iterator[Delivery]):
             first = self._received.get(delivery.stream, StreamStart()).first
             self._received[delivery.stream] = StreamStart(first, delivery.snapshot)
         self._slot = next(self._slots, None)
-        return delivery
+        return cast(Delivery, delivery)
 
     def _received_from(self, worker: int) -> Delivery | WorkerError:
         """Returns what a worker sends next; replaces it where it dies."""
