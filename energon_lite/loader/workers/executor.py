@@ -221,9 +221,10 @@ class Executor(ABC):
             WorkerDied: The worker has ended, or is stuck.
             RuntimeError: The wait was too long.
         """
-        wait = Wait(self.name, limits)
-        while (delivery := self.take(number, wait.poll_sec)) is None:
-            self.look(wait)
+        if (delivery := self.take(number, 0)) is None:
+            wait = Wait(self.name, limits)
+            while (delivery := self.take(number, wait.poll_sec)) is None:
+                self.look(wait)
         return delivery
 
     def is_ready(self) -> bool:
