@@ -94,13 +94,13 @@ from energon_lite.extras.samplers.split_modality import (
 from energon_lite.extras.samplers.token_budget import TokenBudgetBatchSampler
 from energon_lite.extras.stores.file_cache_pool import FileCacheLazy, FileStoreCachePool
 from energon_lite.extras.stores.file_stores import SystemFileStore
+from energon_lite.extras.trainers.loader_callback import LoaderCallback
 from energon_lite.loader.loader import (
     BasicDataLoader,
     SavableDataLoader,
     get_loader,
     get_savable_loader,
 )
-from energon_lite.loader.trainers import LoaderCallback
 from energon_lite.order.schedules import Schedule
 from energon_lite.pipeline import get_train_dataset, get_val_dataset, get_val_datasets
 from energon_lite.sources.crude_jsonl import (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from operator import index
@@ -27,14 +28,14 @@ from energon_lite.loader.rank_run import RankRun
 from energon_lite.loader.rank_store import TIMEOUT_SEC, Exchange
 from energon_lite.loader.resume import states_of
 from energon_lite.loader.stats import Stats
-from energon_lite.loader.trainers import EpochSampler, OwnCollate, on_accelerator, teach_skipping
+from energon_lite.loader.trainers import EpochSampler, OwnCollate
 from energon_lite.loader.workers.executor import Limits, RunSettings
 from energon_lite.loader.workers.watchdog import Watchdog
+from energon_lite.names.energon_modules import LazyFunction
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
-
 
 _TIME = (lambda value: value is None or value > 0), "be above 0, or None"
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -190,14 +191,14 @@ class SavableDataLoader(DataLoader[T]):
         which are read when this is called first. After a whole pass over finite data it is the
         number of batches of that pass.
         """
-        teach_skipping()  # transformers.Trainer asks for the length before all else
+        self._meet_accelerate()  # transformers.Trainer asks for the length before all else
         return self._ends.num_steps(self._run.position)
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]  # torch names its own iterator
         """Yields the rest of the pass in training; a new pass in validation."""
         self.worker_config.check_place()
         run = self._run
-        return on_accelerator(self, run) if run.looks_ahead else run.iterate()
+        return self._on_accelerator(self, run) if run.looks_ahead else run.iterate()
 
     def set_epoch(self, epoch: int) -> None:
         """Begins the next `iter` in an epoch, counted from 0; a run that is in it stays there.
@@ -234,14 +235,20 @@ class SavableDataLoader(DataLoader[T]):
 
     # What Accelerate reads; see accelerate_adapter.
 
+    _teach_skipping = LazyFunction("energon_lite.extras.trainers.accelerate_adapter:teach_skipping")
+    _on_accelerator = LazyFunction("energon_lite.extras.trainers.accelerate_adapter:on_accelerator")
     use_stateful_dataloader = True  # its checkpoints have the state
     remainder = -1  # of rows in the last step: not known; padded rows have a mask
     end_of_dataloader = False  # whether the last batch was the end of the `for`
 
+    def _meet_accelerate(self) -> None:
+        if "accelerate.data_loader" in sys.modules:
+            self._teach_skipping()
+
     @property
     def _is_accelerate_prepared(self) -> bool:
         """Whether `accelerator.prepare` may take the loader as it is; Accelerate asks."""
-        teach_skipping()
+        self._meet_accelerate()
         self._run.looks_ahead = True
         return True
 

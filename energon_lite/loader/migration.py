@@ -232,19 +232,27 @@ class Migration:
         self._stream = index
         return self._bring(old, self._fresh)
 
-    def _bring(self, old: Snapshot, fresh: Snapshot, around: _Named | None = None) -> Snapshot:
+    def _bring(
+        self, old: Snapshot | None, fresh: Snapshot, around: _Named | None = None
+    ) -> Snapshot:
         """Migrates the snapshot of a stage.
 
         Args:
-            old: what was saved.
+            old: what was saved; None for what is new in a blend.
             fresh: what this pipeline has at its start.
             around: the snapshots of the blend directly around.
         """
-        if old.kind in _BLENDS or fresh.kind in _BLENDS:
-            return self._bring_blend(old, fresh, around or dict(_snapshots_by_name(old)))
-        if old.kind != fresh.kind or len(old.inner) != len(fresh.inner):
-            return old  # the cursors refuse it
-        if not _has_blend(old) and not _has_blend(fresh):
+        is_blend = fresh.kind in _BLENDS
+        if old is None:
+            return self._bring_blend(None, fresh, around or {}) if is_blend else fresh
+        if is_blend or old.kind in _BLENDS:
+            named = around or dict(_snapshots_by_name(old))
+            if is_blend:
+                return self._bring_blend(old, fresh, named)
+            return self._bring_entry(_source_name(fresh), fresh, named)
+        # Other kinds are refused by the cursors; what has no blend resumes as it is.
+        is_same = old.kind == fresh.kind and len(old.inner) == len(fresh.inner)
+        if not is_same or not (_has_blend(old) or _has_blend(fresh)):
             return old
         below = zip(old.below(fresh.names) if fresh.names else old.inner, fresh.inner, strict=True)
         inner = tuple(self._bring(*pair) for pair in below)
@@ -252,40 +260,39 @@ class Migration:
 
     def _bring_blend(self, old: Snapshot | None, fresh: Snapshot, named: _Named) -> Snapshot:
         """Takes each snapshot by name; if there is none, the fresh one."""
-        if fresh.kind not in _BLENDS:
-            return self._taken(_source_name(fresh), fresh, named)
-        inner = tuple(
-            self._taken(name, start, named)
-            for name, start in zip(fresh.names, fresh.inner, strict=True)
-        )
+        entries = zip(fresh.names, fresh.inner, strict=True)
+        inner = tuple(self._bring_entry(name, start, named) for name, start in entries)
         fields = dict(fresh.fields)
         if old is not None:
             # A blend of one source does not count its draws.
             is_counting = old.kind in _BLENDS and len(old.inner) > 1
             fields["draw"] = old.field("draw") if is_counting else _leaf_of(old).count("position")
-        if old is not None and fresh.kind == old.kind == "token_blend":
-            partners, numbers = self._comparison.partners, {n: i for i, n in enumerate(old.names)}
-            places = [numbers.get(partners.get(name, "")) for name in fresh.names]
-            fields.update(_token_fields(old, places))
+            if fresh.kind == old.kind == "token_blend":
+                partners = self._comparison.partners
+                old_names = [partners.get(name, "") for name in fresh.names]
+                fields.update(_token_fields(old, old_names))
         return Snapshot(fresh.kind, fields, inner, fresh.names)
 
-    def _taken(self, name: str, start: Snapshot, named: _Named) -> Snapshot:
-        """Returns the snapshot of an entry of a blend."""
+    def _bring_entry(self, name: str, fresh: Snapshot, named: _Named) -> Snapshot:
         partner = self._comparison.partners.get(name, "")
-        old = named.get(partner)
-        if old is None and partner:
+        if partner and partner not in named:
             raise StateError(
                 f"The checkpoint's blend lacks the dataset {partner!r}; it is corrupt."
             )
-        if old is None:
-            return self._bring_blend(None, start, named) if start.kind in _BLENDS else start
-        # Whatever is buffered in an entry without a blend resumes as it is.
-        return self._bring(old, start, named) if _has_blend(old) or _has_blend(start) else old
+        return self._bring(named.get(partner), fresh, named)
 
     def _kept_fields(self, old: Snapshot, fresh: Snapshot) -> dict[str, Any]:
         """Returns the fields without buffered samples of sources that were removed."""
-        fields = _without_sources(old, fresh, self._names)
-        if "slot" in fields and fields.get("done") and not fields.get("input"):
+        fields = dict(old.fields)
+        if "keys" in fields:  # of a stage that buffers samples, and their rows
+            left = [_left_of(key, self._names) for key in fields["keys"]]
+            pairs = zip(left, fields["rows"], strict=True)
+            kept = [(key, row) for key, row in pairs if key is not None]
+            fields.update(keys=tuple(k for k, _ in kept), rows=tuple(row for _, row in kept))
+        elif fields.get("input"):
+            # Without its source, what a hook makes of it is removed, too.
+            return fields if _is_there(fields["input"], self._names) else fresh.fields
+        elif "slot" in fields and fields.get("done"):
             # The blend below may take another sample at that draw: it is expanded from its start.
             self.expanded.add(self._stream)
             return fresh.fields
@@ -317,29 +324,16 @@ def _source_name(snapshot: Snapshot) -> str:
     return str(_leaf_of(snapshot).fields.get("name"))
 
 
-def _token_fields(old: Snapshot, numbers: list[int | None]) -> dict[str, Any]:
-    """Returns debts and pending draws for the children now, which had other `numbers`."""
-    rows, pending = old.field("debts"), old.field("pending")
-    now = {number: i for i, number in enumerate(numbers) if number is not None}
+def _token_fields(old: Snapshot, old_names: list[str]) -> dict[str, Any]:
+    """Returns debts and pending draws for the children now, which had these names."""
+    debts = dict(zip(old.names, old.field("debts"), strict=True))
+    now = {old.names.index(name): i for i, name in enumerate(old_names) if name in debts}
+    pending = old.field("pending")
     return {
-        "debts": tuple((0.0, 0.0, 0.0) if n is None else rows[n] for n in numbers),
+        "debts": tuple(debts.get(name, (0.0, 0.0, 0.0)) for name in old_names),
         "pending": tuple((now[row[0]], *row[1:]) for row in pending if row[0] in now),
         "measured": old.field("measured"),
     }
-
-
-def _without_sources(snapshot: Snapshot, fresh: Snapshot, names: set[str]) -> dict[str, Any]:
-    """Returns the fields of a stage's snapshot, without samples of other sources than `names`."""
-    fields = dict(snapshot.fields)
-    if "keys" in fields:  # of a stage that buffers samples, and their rows
-        left = [_left_of(key, names) for key in fields["keys"]]
-        kept = [
-            (key, row) for key, row in zip(left, fields["rows"], strict=True) if key is not None
-        ]
-        fields.update(keys=tuple(k for k, _ in kept), rows=tuple(row for _, row in kept))
-    elif fields.get("input") and not _is_there(fields["input"], names):
-        return fresh.fields  # its source was removed, and what a hook makes of it, too
-    return fields
 
 
 def _left_of(key: Any, names: set[str]) -> Any:

@@ -94,7 +94,7 @@ class RankRun(Generic[T]):
         self.stop_workers()
         self._set_position(position)
         self.seek = Seek(is_restored=True, is_fresh=False)
-        self.counter = Counter(self.dataset, position.stats, self.num_run_items)
+        self.counter = Counter(self.dataset, position.counted, position.target, self.num_run_items)
 
     def _set_position(self, position: LoaderPosition) -> None:
         """Puts the run to the start of a pass, or to where it is resumed in one."""

@@ -35,7 +35,7 @@ from energon_lite.core.state import (
 )  # fmt: skip
 from energon_lite.core.topology import MAX_STREAMS, RankSlots, Stream, WorkerConfig
 from energon_lite.loader.migration import Comparison, Migration
-from energon_lite.loader.stats import COUNTED, SavedStats
+from energon_lite.loader.stats import COUNTED
 from energon_lite.loader.workers.rank_feed import PassStart, StreamStart
 
 logger = logging.getLogger(__name__)
@@ -164,7 +164,8 @@ class LoaderPosition:
         failed: samples that failed in a validation pass, of the batches emitted.
         drawn: samples drawn for these.
         emitted: slots that ranks of earlier topologies emitted.
-        stats: what was counted before the run was resumed.
+        counted: what ranks counted before the run was resumed, by source; this one continues them.
+        target: the target samples of each source up to there.
         edits: how the blend differs from that of the checkpoint.
         peers: the ranks that this one was resumed with; None once it has emitted a batch since.
     """
@@ -177,7 +178,8 @@ class LoaderPosition:
     failed: int = 0
     drawn: int = 0
     emitted: list[Region] = field(default_factory=list)
-    stats: SavedStats = field(default_factory=SavedStats)
+    counted: list[Any] = field(default_factory=list)
+    target: dict[str, float] = field(default_factory=dict)
     edits: list[str] = field(default_factory=list)
     peers: Peers | None = None
 
@@ -443,10 +445,9 @@ def _position(
     start.streams = _stream_starts(aligned, position, fresh)
     position.failed = sum(state["failed"] for state in counted)
     position.drawn = sum(state["drawn"] for state in counted)
-    position.stats = SavedStats(
-        [state["stats"] for state in counted],
-        {name: row["target"] for name, row in states[0]["stats"].items() if row["target"]},
-    )
+    position.counted = [state["stats"] for state in counted]
+    rows = states[0]["stats"].items()
+    position.target = {name: row["target"] for name, row in rows if row["target"]}
     return position
 
 

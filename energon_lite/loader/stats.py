@@ -168,19 +168,6 @@ class Stats(dict[str, SourceStats]):
         return "\n".join(table_lines(rows))
 
 
-@dataclasses.dataclass(eq=False)
-class SavedStats:
-    """Statistics of the time before a restore.
-
-    Attributes:
-        counted: counts of the ranks that this one continues.
-        target: the target samples of each source up to there.
-    """
-
-    counted: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    target: dict[str, float] = dataclasses.field(default_factory=dict)
-
-
 # One row per delivery: its costs, skips and wait. A mark: sums, rows that are not in them yet, and
 # the number of items.
 _Row = tuple[Sequence[CostRow], Sequence[SkipRecord], "float | None"]
@@ -193,7 +180,8 @@ class Counter:
 
     Args:
         dataset: the pipeline, which knows what it asks.
-        saved: what was counted before.
+        counted: counts before the last restore, of the ranks that this one continues.
+        target: the target samples of each source up to there.
         num_items: items that the whole run yielded before.
 
     Attributes:
@@ -201,18 +189,20 @@ class Counter:
     """
 
     def __init__(
-        self, dataset: SavableDataset[Any], saved: SavedStats | None = None, num_items: int = 0
+        self,
+        dataset: SavableDataset[Any],
+        counted: Iterable[Mapping[str, Mapping[str, float]]] = (),
+        target: Mapping[str, float] | None = None,
+        num_items: int = 0,
     ) -> None:
-        saved = saved or SavedStats()
         self._dataset = dataset
-        self._target_before = dict(saved.target)
+        self._target_before = dict(target or {})
         self._items_before = num_items
         self._loss_weights = {facts.name: facts.loss_weight for facts in dataset.sources()}
-        counted = _sums(saved.counted)
         # Sums are made of whole numbers of samples, so that they do not drift.
-        self._before = counted
+        self._before = _sums(counted)
         # Values that are never changed, so that a caller can return to them.
-        self.mark: CounterMark = (counted, (), 0)
+        self.mark: CounterMark = (self._before, (), 0)
 
     def add(
         self, costs: Sequence[CostRow], skipped: Sequence[SkipRecord], wait_sec: float | None = None

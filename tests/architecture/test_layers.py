@@ -20,7 +20,14 @@ ROWS: list[list[str | frozenset[str]]] = [
     ["pipeline", "loader", "testing"],
     # Around the core: nothing above this line imports anything below it.
     ["extras.", "extras.transforms", "extras.samplers", "extras.stores", "extras.media"],
-    ["extras.prepare", "extras.joins", "extras.lengths", "extras.energon", "extras.inspect"],
+    [
+        "extras.prepare",
+        "extras.joins",
+        "extras.lengths",
+        "extras.energon",
+        "extras.inspect",
+        "extras.trainers",
+    ],
     ["extras.cli"],
     ["as_energon", "__main__"],
 ]
@@ -28,7 +35,7 @@ ROWS: list[list[str | frozenset[str]]] = [
 # The one module that may import each of these inside a function: optional packages, and packages
 # that few runs need.
 OPTIONAL: dict[str, str] = {
-    "accelerate": "energon_lite/loader/trainers.py",
+    "accelerate": "energon_lite/extras/trainers/accelerate_adapter.py",
     "mfusepy": "energon_lite/extras/inspect/mounting.py",
     "numba": "energon_lite/core/compiled.py",  # slow to import
     "PIL": "energon_lite/decoding/images.py",

@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from energon_lite.loader.workers.executor import Executor, Limits, Pass, WorkerDied, next_of
+from energon_lite.loader.workers.executor import Executor, Pass, WorkerDied, next_of
 
 
 class ProgramExecutor(Executor):
@@ -19,7 +19,6 @@ class ProgramExecutor(Executor):
 
     def start(self, job: Pass) -> None:
         """Begins a pass, the first one in a new program."""
-        self._number = job.number
         if self.program is None:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -32,40 +31,30 @@ class ProgramExecutor(Executor):
             pickle.dump(order, self.program.stdin)
             self.program.stdin.flush()
 
-    def receive(self, limits: Limits) -> Any:
+    def take(self, number: int, for_sec: float) -> Any:
         """Returns the next delivery, and asks for another one."""
-        del limits
-        number = -1
-        while number != self._number:  # of the pass before
-            try:
-                number, found = pickle.load(self.program.stdout)
-            except EOFError:
-                raise WorkerDied(f"program {self.program.pid}") from None
+        try:
+            found, delivery = pickle.load(self.program.stdout)
+        except EOFError:
+            raise WorkerDied(f"program {self.program.pid}") from None
+        if found != number:
+            return None
         self._send(None)
-        return found
+        return delivery
 
     def end(self, for_sec: float) -> None:
-        """Closes the pipes, upon which the program ends, or is ended."""
-        with suppress(OSError, subprocess.TimeoutExpired):
-            self.program.stdin.close()
-            self.program.wait(for_sec)
+        """Ends the program."""
         self.program.kill()
-        self.program.wait()
-        self.program.stdout.close()
-
-
-def main() -> None:
-    """Computes what is asked for, until nothing is."""
-    orders, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # where hooks print
-    settings = pickle.load(orders)
-    while True:
-        if (order := pickle.load(orders)) is not None:
-            feed, number = settings.feed(order), order.number
-        pickle.dump((number, next_of(feed, "in a program")), answers)
-        answers.flush()
+        self.program.communicate()
 
 
 if __name__ == "__main__":
+    orders, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # where hooks print
+    settings = pickle.load(orders)
     with suppress(EOFError, BrokenPipeError):
-        main()
+        while True:
+            if (order := pickle.load(orders)) is not None:
+                feed, number = settings.feed(order), order.number
+            pickle.dump((number, next_of(feed, "in a program")), answers)
+            answers.flush()

@@ -46,7 +46,7 @@ class Line:
     def __init__(self, num_deliveries: int = 3) -> None:
         self.here, self.there = socket.socketpair()
         self.inlet = Inlet(Channel(self.here))
-        self.outlet = Outlet(Channel(self.there, takes_files=True), num_deliveries)
+        self.outlet = Outlet(Channel(self.there), num_deliveries)
         self.take_back()
 
     def __enter__(self) -> Line:
@@ -59,7 +59,7 @@ class Line:
     def send(self, value: Any) -> Any:
         """A value after its way through the arena, and after what the training loop answered."""
         is_delivery = isinstance(value, Delivery)
-        self.outlet.send(7, packed_delivery(value) if is_delivery else packed(value))
+        self.outlet.send(7, packed_delivery(value, "here") if is_delivery else packed(value))
         return self.received()
 
     def received(self) -> Any:

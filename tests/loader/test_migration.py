@@ -786,7 +786,7 @@ def test_debts_and_pending_draws_of_a_token_blend_follow_their_sources() -> None
     debts = ((1.0, 0.0, 0.0), (2.0, 0.0, 0.0), (3.0, 0.0, 0.0))
     fields = {"debts": debts, "pending": ((2, "x"), (0, "y"), (1, "z")), "measured": ()}
     old = Snapshot("token_blend", fields, inner, tuple("abc"))
-    found = _token_fields(old, [2, None, 0])  # c, a new source, a; b was removed
+    found = _token_fields(old, ["c", "", "a"])  # c, a new source, a; b was removed
     assert found["debts"] == (debts[2], (0.0, 0.0, 0.0), debts[0])
     assert found["pending"] == ((0, "x"), (2, "y"))
 

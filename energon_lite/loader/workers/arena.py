@@ -241,10 +241,6 @@ class ReadArena:
         lent.arena = self
         return lent
 
-    def bytes(self, start: int, end: int) -> memoryview:
-        """Returns the bytes of a range, which must not be used for long."""
-        return memoryview(self._memory)[start:end]
-
     def take_returned(self, most: int) -> list[tuple[int, int]]:
         """Returns some of the ranges that the worker process may use again, once."""
         if self.is_left:

@@ -92,16 +92,14 @@ class Channel:
 
     Args:
         sock: to the other process.
-        takes_files: whether files may come with messages.
 
     Attributes:
         files: descriptors that came and were not taken from here.
     """
 
-    def __init__(self, sock: socket.socket, takes_files: bool = False) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.files: list[int] = []
-        self._takes_files = takes_files
         self._buffer = bytearray()
         self._poll = select.poll()
         self.wait_for(sock)
@@ -159,8 +157,6 @@ class Channel:
         return end if len(self._buffer) >= end else 0
 
     def _read(self) -> bytes:
-        if not self._takes_files:
-            return self.sock.recv(_READ_BYTES, socket.MSG_DONTWAIT)
         flags = socket.MSG_DONTWAIT | getattr(socket, "MSG_CMSG_CLOEXEC", 0)
         # Python 3.11's `recv_fds` has no use for the flags.
         part, beside, _, _ = self.sock.recvmsg(_READ_BYTES, socket.CMSG_SPACE(_FILE.size), flags)

@@ -1,8 +1,8 @@
 """How a delivery travels as bytes, whatever the channel: pickled, with large memory beside it.
 
 Larger arrays and tensors are not in the pickled bytes (protocol 5), so that a channel may put them
-where they need no copy. What cannot be pickled is replaced by an `Unsendable` that names the part,
-so that the training loop does not wait for it in vain.
+where they need no copy. What cannot be pickled is replaced by an error that names the part, so that
+the training loop does not wait for it in vain.
 """
 
 from __future__ import annotations
@@ -33,16 +33,6 @@ _MAX_DEPTH = 30
 _SMALL_BYTES = 32 << 10
 # Memory that a tensor has less than 1/256 of is taken for a table from this size on.
 _TABLE_BYTES = 16 << 20
-
-
-class Unsendable(NamedTuple):
-    """Replaces a batch that cannot be pickled.
-
-    Attributes:
-        reason: the part that cannot be pickled, its samples, and the remedy.
-    """
-
-    reason: str
 
 
 class Packed(NamedTuple):
@@ -232,8 +222,13 @@ class WorkerError(ExceptionWrapper):
         super().reraise()  # type: ignore[no-untyped-call]
 
 
-def packed_delivery(value: Delivery | WorkerError) -> Packed:
-    """Pickles a delivery, or an error; in place of what cannot be pickled, the reason."""
+def packed_delivery(value: Delivery | WorkerError, where: str) -> Packed:
+    """Pickles a delivery, or an error; in place of what cannot be pickled, an error.
+
+    Args:
+        value: of the worker.
+        where: names the worker.
+    """
     try:
         if isinstance(value, Delivery) and value.snapshot is not None:
             # Most snapshots are followed by the next one unread.
@@ -243,8 +238,10 @@ def packed_delivery(value: Delivery | WorkerError) -> Packed:
         if isinstance(value, WorkerError):
             value.exc_type, value.parts = RuntimeError, None  # its own cannot be pickled
             return packed(value)
-        reason = Unsendable(_reason(value.item, error))
-        return packed(value._replace(item=reason, snapshot=None, skipped=[]))
+        try:
+            raise TypeError(_reason(value.item, error)) from error
+        except TypeError:
+            return packed(WorkerError(where))
 
 
 class WorkerJob:

@@ -132,7 +132,7 @@ class WorkerDied(Exception):
 
 
 class Wait:
-    """One wait for a delivery of a worker, of which an executor keeps the limits.
+    """One wait for a delivery of a worker, and its limits.
 
     Args:
         name: of the worker.
@@ -196,19 +196,39 @@ class Executor(ABC):
         """Begins a pass; what was computed of the one before is dropped."""
 
     @abstractmethod
-    def receive(self, limits: Limits) -> Delivery | WorkerError:
-        """Returns the next delivery of the pass; it is not called after the last one.
+    def take(self, number: int, for_sec: float) -> Delivery | WorkerError | None:
+        """Returns the next delivery of a pass, or None; it is not called after the last one.
 
         Args:
-            limits: how long that may take; a `Wait` keeps them.
+            number: of the pass; a delivery of an earlier one is dropped.
+            for_sec: the longest wait for one.
 
         Raises:
-            WorkerDied: The worker has ended, or is stuck; another one takes its place.
-            RuntimeError: The wait was too long.
+            WorkerDied: The worker has ended; another one takes its place.
         """
 
+    def look(self, wait: Wait) -> None:  # noqa: B027
+        """Looks after the worker between two calls of `take`; reports where a limit is due."""
+
+    def receive(self, number: int, limits: Limits) -> Delivery | WorkerError:
+        """Returns the next delivery of a pass.
+
+        Args:
+            number: of the pass.
+            limits: how long that may take.
+
+        Raises:
+            WorkerDied: The worker has ended, or is stuck.
+            RuntimeError: The wait was too long.
+        """
+        if (delivery := self.take(number, 0)) is None:
+            wait = Wait(self.name, limits)
+            while (delivery := self.take(number, wait.poll_sec)) is None:
+                self.look(wait)
+        return delivery
+
     def is_ready(self) -> bool:
-        """Whether `receive` would return at once."""
+        """Whether `take` would return at once."""
         return False
 
     def leave(self) -> None:  # noqa: B027
@@ -235,9 +255,9 @@ class InlineExecutor(Executor):
         """Begins a pass."""
         self._feed = self.settings.feed(job)
 
-    def receive(self, limits: Limits) -> Delivery:
-        """Returns the next delivery."""
-        del limits  # a wait in this thread is left to the watchdog
+    def take(self, number: int, for_sec: float) -> Delivery:
+        """Returns the next delivery; a wait in this thread is left to the watchdog."""
+        del number, for_sec
         return next(self._feed)
 
 

@@ -23,7 +23,6 @@ from energon_lite.loader.workers import channel
 from energon_lite.loader.workers.channel import Channel, Closed, Inlet
 from energon_lite.loader.workers.codec import WAYS, WorkerJob
 from energon_lite.loader.workers.executor import (
-    GRACE_SEC,
     Executor,
     Limits,
     Pass,
@@ -73,13 +72,11 @@ class ProcessExecutor(Executor):
 
     def __init__(self, settings: WorkerSettings, config: WorkerConfig) -> None:
         super().__init__(settings, config)
-        self._number = 0
-        self._has_sent = self._is_killed = False
-        self.num_requests = 0
+        self._has_sent = self._is_killed = self._is_locked = False
+        self._num_requests = 0
 
     def start(self, job: Pass) -> None:
         """Begins a pass, the first one in a new process."""
-        self._number = job.number
         if self.process is not None:
             with suppress(Closed):  # which the next wait for it reports
                 self._control.send(channel.PASS, body=pickle.dumps(job))
@@ -126,24 +123,25 @@ class ProcessExecutor(Executor):
         """Whether there is a delivery, or something else to know; waits for it up to a time."""
         return self._data.is_ready(for_sec)
 
-    def receive(self, limits: Limits) -> Any:
+    def take(self, number: int, for_sec: float) -> Any:
+        """Returns its next delivery, or the error that it met; None also where it has reported."""
+        if (delivery := self._inlet.take(number)) is None:
+            self.is_ready(for_sec)
+        return delivery
+
+    def receive(self, number: int, limits: Limits) -> Any:
         """Returns its next delivery, or the error that it met.
 
         Raises:
-            WorkerDied: It ended, or is stuck and was ended.
+            WorkerDied: It ended, or is stuck.
             RuntimeError: The wait was too long, or it failed and reported why.
         """
-        wait: _SocketWait | None = None
+        self._answer_due, self._free_at, self._is_locked = 0.0, time.monotonic(), False
         try:
-            while (delivery := self._inlet.take(self._number)) is None:
-                if wait is None:
-                    wait = _SocketWait(self, limits)
-                else:
-                    self._take_reports(wait)
-                wait()
+            delivery = super().receive(number, limits)
         except Closed:
             with suppress(Closed):
-                self._take_reports(wait)
+                self._take_reports(None)
             raise self._death() from None
         except (OSError, MemoryError) as error:
             channel.add_remedy(error)
@@ -151,21 +149,48 @@ class ProcessExecutor(Executor):
         self._has_sent = True
         return delivery
 
-    def _take_reports(self, wait: _SocketWait | None) -> None:
+    def look(self, wait: Wait) -> None:
+        """Takes reports, and asks for one where a limit is due.
+
+        Raises:
+            Closed: Nothing will come.
+            WorkerDied: The process is stuck.
+            RuntimeError: The wait was too long.
+        """
+        if self.is_ready():
+            self._take_reports(wait)
+            return
+        # A process that it started may have its end of the socket.
+        if not self.process.is_alive() and not self.is_ready():
+            raise Closed
+        now = time.monotonic()
+        if not (self.is_forked and _is_locked(self.process.pid)):
+            self._free_at = now
+        is_locked = now > self._free_at + _LOCKED_SEC
+        if wait.is_due() or (is_locked and not self._is_locked):
+            self._is_locked = is_locked
+            self._answer_due = now + _ANSWER_SEC
+            self._num_requests += 1
+            with suppress(Closed):
+                self._control.send(channel.ASK, self._num_requests)
+        if self._answer_due and now > self._answer_due:
+            self._on_report(wait, f"It does not answer: {_state_of(self.process.pid)}.")
+
+    def _take_reports(self, wait: Wait | None) -> None:
         while (report := self._control.receive()) is not None:
             self._has_sent = True
             text = report.body.decode()
             if report.kind == channel.FAILED:
                 end_workers([self])
                 raise RuntimeError(f"Worker {self.name} failed: {text}")
-            if wait is not None and report.number == self.num_requests:
-                wait.on_report(text)
+            if wait is not None and report.number == self._num_requests:
+                self._on_report(wait, text)
 
-    def ask(self) -> None:
-        """Asks it what it does."""
-        self.num_requests += 1
-        with suppress(Closed):
-            self._control.send(channel.ASK, self.num_requests)
+    def _on_report(self, wait: Wait, text: str) -> None:
+        self._answer_due = 0.0
+        if self._is_locked:
+            raise WorkerDied(f"{self.name} (waits for a lock)", f"{_LOCKED} {text}")
+        wait.on_report(text)
 
     def _death(self) -> WorkerDied:
         """Waits for the end of the process; returns how it ended."""
@@ -193,7 +218,8 @@ class ProcessExecutor(Executor):
         if self.process is None or self.process.pid is None:
             return
         self._join(for_sec)
-        self.kill()
+        self._is_killed = self._is_killed or self.process.is_alive()
+        self.process.kill()
         self._join(_KILL_SEC)
 
     def _join(self, for_sec: float) -> None:
@@ -202,58 +228,6 @@ class ProcessExecutor(Executor):
         wait([self.process.sentinel], for_sec)
         while self.process.is_alive() and time.monotonic() < deadline:
             time.sleep(_PAUSE_SEC)
-
-    def kill(self) -> None:
-        """Ends the process, if it has not ended."""
-        self._is_killed = self._is_killed or self.process.is_alive()
-        self.process.kill()
-
-
-class _SocketWait(Wait):
-    """One wait for a delivery of a worker process."""
-
-    def __init__(self, worker: ProcessExecutor, limits: Limits) -> None:
-        super().__init__(worker.name, limits)
-        self._worker = worker
-        self._answer_due = 0.0
-        self._free_at = time.monotonic()
-        self._is_locked = False
-
-    def __call__(self) -> None:
-        """Waits until there is a delivery, or something to read in the socket.
-
-        Raises:
-            Closed: Nothing will come.
-            WorkerDied: The process is stuck.
-            RuntimeError: The wait was too long.
-        """
-        worker = self._worker
-        while not worker.is_ready(self.poll_sec):
-            # A process that it started may have its end of the socket.
-            if not worker.process.is_alive() and not worker.is_ready():
-                raise Closed
-            now = time.monotonic()
-            if not (worker.is_forked and _is_locked(worker.process.pid)):
-                self._free_at = now
-            is_locked = now > self._free_at + _LOCKED_SEC
-            if self.is_due() or (is_locked and not self._is_locked):
-                self._is_locked = is_locked
-                self._answer_due = now + _ANSWER_SEC
-                worker.ask()
-            if self._answer_due and now > self._answer_due:
-                report = f"It does not answer: {_state_of(worker.process.pid)}."
-                self.on_report(report, grace_sec=0)
-
-    def on_report(self, report: str, grace_sec: float = GRACE_SEC) -> None:
-        """Logs what the process does, or ends the wait."""
-        self._answer_due = 0.0
-        try:
-            if self._is_locked:
-                raise WorkerDied(f"{self._name} (waits for a lock)", f"{_LOCKED} {report}")
-            super().on_report(report)
-        except WorkerDied:
-            end_workers([self._worker], grace_sec)
-            raise
 
 
 def _is_locked(pid: int) -> bool:

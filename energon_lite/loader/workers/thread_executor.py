@@ -22,7 +22,6 @@ from energon_lite.core.topology import WorkerConfig, current
 from energon_lite.loader.workers.codec import WorkerError
 from energon_lite.loader.workers.executor import (
     Executor,
-    Limits,
     Pass,
     Wait,
     WorkerDied,
@@ -75,7 +74,6 @@ class ThreadExecutor(Executor):
 
     def __init__(self, settings: WorkerSettings, config: WorkerConfig) -> None:
         super().__init__(settings, config)
-        self._number = 0
         self._orders: SimpleQueue[Pass | type[_Taken] | None] = SimpleQueue()
         # The last entry describes how the thread ended.
         self._outbox: SimpleQueue[tuple[int, Delivery | WorkerError] | str] = SimpleQueue()
@@ -90,7 +88,6 @@ class ThreadExecutor(Executor):
 
     def start(self, job: Pass) -> None:
         """Orders the thread to begin a pass."""
-        self._number = job.number
         self._orders.put(job)
         if self._thread.ident is None:
             _threads.add(self._thread)
@@ -100,7 +97,7 @@ class ThreadExecutor(Executor):
         """Whether a delivery, or the end of the thread, can be received at once."""
         return not self._outbox.empty()
 
-    def receive(self, limits: Limits) -> Delivery | WorkerError:
+    def take(self, number: int, for_sec: float) -> Delivery | WorkerError | None:
         """Returns its next delivery, or the error that it met."""
         if self._may_draw and has_turn():
             raise FatalSampleError(
@@ -108,28 +105,26 @@ class ThreadExecutor(Executor):
                 "worker threads whose hooks need them: both would wait for ever. Mark the hooks of "
                 "either with @stateless, or use num_workers=0 for the loader that the hook reads."
             )
-        wait = Wait(self.name, limits)
-        while True:
-            try:
-                message = self._outbox.get(timeout=wait.poll_sec)
-            except Empty:
-                if wait.is_due():
-                    self._report(wait)
-                continue
-            if isinstance(message, str):
-                raise WorkerDied(message)
-            if message[0] == self._number:
-                self._orders.put(_Taken)
-                return message[1]
-
-    def _report(self, wait: Wait) -> None:
-        feed, ident = self._feed, self._thread.ident or 0
         try:
-            wait.on_report(f"It computes {feed or 'nothing'}. {describe_thread(ident)}")
-        except WorkerDied:
-            self.leave()
-            self._is_given_up = True
-            raise
+            message = self._outbox.get(timeout=for_sec)
+        except Empty:
+            return None
+        if isinstance(message, str):
+            raise WorkerDied(message)
+        if message[0] != number:
+            return None
+        self._orders.put(_Taken)
+        return message[1]
+
+    def look(self, wait: Wait) -> None:
+        """Reports what it does, where a limit is due."""
+        if wait.is_due():
+            doing = describe_thread(self._thread.ident or 0)
+            try:
+                wait.on_report(f"It computes {self._feed or 'nothing'}. {doing}")
+            except WorkerDied:
+                self._is_given_up = True
+                raise
 
     def leave(self) -> None:
         """Orders the thread to end."""

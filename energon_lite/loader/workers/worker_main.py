@@ -73,7 +73,7 @@ def work(
         try:
             settings, first = job()
             advice = ""
-            _Work(Channel(data, takes_files=True), orders, settings).run(first)
+            _Work(Channel(data), orders, settings).run(first)
         except Exception as error:  # of our own code, or of what unpickles the job
             if isinstance(error, Closed):
                 raise
@@ -151,7 +151,7 @@ class _Work:
             if delivery is None:
                 continue
             self._is_packing = True
-            content = packed_delivery(delivery)
+            content = packed_delivery(delivery, where)
             del delivery  # for the outlet copies what is still used here
             self._outlet.send(job.number, content)
             self._is_packing = False

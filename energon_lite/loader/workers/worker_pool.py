@@ -20,7 +20,7 @@ from energon_lite.core.cache_pool import CachePool
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.seeds import key_of
 from energon_lite.core.topology import WorkerConfig
-from energon_lite.loader.workers.codec import Unsendable, WorkerError
+from energon_lite.loader.workers.codec import WorkerError
 from energon_lite.loader.workers.deferred_signals import DeferredSignals
 from energon_lite.loader.workers.executor import (
     Executor,
@@ -162,8 +162,6 @@ class WorkerPool(Iterator[Delivery]):
         self._limits = self._settings.limits
         if isinstance(delivery, WorkerError):
             delivery.reraise()
-        if type(delivery.item) is Unsendable:
-            raise TypeError(delivery.item.reason)
         if delivery.item is Mark.END:
             self._ended.add(delivery.stream)
         if delivery.snapshot is not None:
@@ -172,13 +170,13 @@ class WorkerPool(Iterator[Delivery]):
         self._slot = next(self._slots, None)
         return cast(Delivery, delivery)
 
-    def _received_from(self, worker: int) -> Any:
+    def _received_from(self, worker: int) -> Delivery | WorkerError:
         """Returns what a worker sends next; replaces it where it dies."""
         while True:
             try:
-                return self._workers[worker].receive(self._limits)
+                return self._workers[worker].receive(self._number, self._limits)
             except WorkerDied as error:
-                end_workers([self._workers[worker]], 0)
+                end_workers([self._workers[worker]])
                 self._replace(worker, error)
 
     def _replace(self, worker: int, death: WorkerDied) -> None:

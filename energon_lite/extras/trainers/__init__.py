@@ -1,0 +1,1 @@
+"""What single trainers need: Accelerate, and the `Trainer` of transformers."""
