@@ -51,7 +51,7 @@ class StreamPacks(OneByOne):
             return True
         packer = self._packers.get(group) or self._new_packer(group)
         self._numbers[group][packer.num_added] = number
-        packer.add(lengths[0] if len(lengths) == 1 else lengths)
+        packer.add_checked(lengths)
         if packer.is_full:
             self._full.add(group)
             return True
@@ -59,12 +59,11 @@ class StreamPacks(OneByOne):
 
     def _new_packer(self, group: int) -> StreamingPacker:
         packing = self._packing
-        is_single = len(packing.resources) == 1
         packer = self._packers[group] = StreamingPacker(
-            packing.tokens if is_single else packing.capacities,
+            packing.capacities,
             buffer_size=packing.buffer_size,
             max_samples=packing.max_samples,
-            align=packing.token_alignment if is_single else packing.alignments,
+            align=packing.alignments,
         )
         self._numbers[group] = {}
         return packer

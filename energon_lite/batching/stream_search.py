@@ -29,7 +29,6 @@ NUM_BUFFERED, TAIL, NUM_ADDED, OLDEST, SORTED_BY, BUFFER_SIZE, MAX_SAMPLES, MAX_
     range(9)
 )
 CAPACITY = 9  # R capacities, then R alignments, then R totals
-BLOCKS = 3
 
 # The oldest samples fill a pack up to as much room as these many samples need in the mean; what
 # fills the rest is searched for. A pack that is a large part of the buffer would otherwise
@@ -54,9 +53,9 @@ def _num_resources(table: Int64Array) -> int:
     return (len(table) - LENGTHS) // 3
 
 
-@kernel("(int64[:, ::1],)")
-def compact(table: Int64Array) -> None:
-    """Moves samples to the first slots, in the same order. All must have been taken in."""
+@kernel()
+def _compact(table: Int64Array) -> None:
+    """Moves samples to the first slots, in the same order."""
     header, numbers, moved_to = table[HEADER], table[NUMBERS], table[PATH]
     kept = 0
     for slot in range(header[TAIL]):
@@ -182,27 +181,6 @@ def _set_price(table: Int64Array) -> None:
             total *= _UNIT // ((price >> 3) * (8 - (price & 7)))
             if total > most:
                 header[PRICE], most = price, total
-
-
-@kernel()
-def _take_in(table: Int64Array, tail: int) -> None:
-    """Numbers, aligns, counts and sorts the samples in slots up to `tail`."""
-    num = _num_resources(table)
-    for slot in range(table[HEADER, TAIL], tail):
-        table[NUMBERS, slot] = table[HEADER, NUM_ADDED]
-        table[HEADER, NUM_ADDED] += 1
-        for r in range(num):
-            align = table[HEADER, CAPACITY + num + r]
-            length = table[LENGTHS + r, slot]
-            if align > 1:
-                length = (length + align - 1) // align * align
-            table[LENGTHS + num + r, slot] = length
-            table[HEADER, CAPACITY + 2 * num + r] += length
-        _insert(table, slot)
-        # Nothing but the price has to be saved: when the next one is set follows from the number.
-        if num == 1 and table[HEADER, NUM_ADDED] % table[HEADER, BUFFER_SIZE] == 0:
-            _set_price(table)
-    table[HEADER, TAIL] = tail
 
 
 @kernel()
@@ -407,17 +385,17 @@ def _name_chosen(table: Int64Array, num_chosen: int) -> None:
         numbers[slot] = -1
 
 
-@kernel("(int64[:, ::1], int64)")
-def choose_next(table: Int64Array, tail: int) -> int:
-    """Takes in samples up to slot `tail`, writes the next pack to `CHOSEN`; returns its size."""
-    _take_in(table, tail)
+@kernel("(int64[:, ::1],)")
+def choose_next(table: Int64Array) -> int:
+    """Writes the samples of the next pack to `CHOSEN`; returns how many."""
     num_chosen = _choose(table)
     _name_chosen(table, num_chosen)
     return num_chosen
 
 
-@kernel()
-def _is_full(table: Int64Array) -> bool:
+@kernel("(int64[:, ::1],)")
+def is_full(table: Int64Array) -> bool:
+    """Returns whether enough samples are buffered."""
     num_buffered = table[HEADER, NUM_BUFFERED]
     if num_buffered < table[HEADER, BUFFER_SIZE]:
         return False
@@ -433,11 +411,35 @@ def _is_full(table: Int64Array) -> bool:
     return False
 
 
-@kernel("(int64[:, ::1], int64)")
-def take_in(table: Int64Array, tail: int) -> bool:
-    """Takes in the samples up to slot `tail`; returns whether enough are buffered."""
-    _take_in(table, tail)
-    return _is_full(table)
+@kernel("(int64[:, ::1], int64[:, ::1])")
+def add(table: Int64Array, lengths_NR: Int64Array) -> int:
+    """Numbers, aligns, counts and sorts samples; returns how many.
+
+    Where all slots are taken, it first frees those of samples that have left. It stops if more than
+    half are taken even so: a larger table has to be seldom tidied up.
+    """
+    header, num = table[HEADER], _num_resources(table)
+    for index in range(len(lengths_NR)):
+        if header[TAIL] == table.shape[1]:
+            _compact(table)
+            if 2 * header[TAIL] > table.shape[1]:
+                return index
+        slot = header[TAIL]
+        table[NUMBERS, slot] = header[NUM_ADDED]
+        header[NUM_ADDED] += 1
+        for r in range(num):
+            align, length = header[CAPACITY + num + r], lengths_NR[index, r]
+            table[LENGTHS + r, slot] = length
+            if align > 1:
+                length = (length + align - 1) // align * align
+            table[LENGTHS + num + r, slot] = length
+            header[CAPACITY + 2 * num + r] += length
+        _insert(table, slot)
+        header[TAIL] = slot + 1
+        # Nothing but the price has to be saved: when the next one is set follows from the number.
+        if num == 1 and header[NUM_ADDED] % header[BUFFER_SIZE] == 0:
+            _set_price(table)
+    return len(lengths_NR)
 
 
 @kernel("(int64[:, ::1], int64[:, ::1], int64[::1], int64[::1], int64[::1])")
@@ -451,20 +453,16 @@ def choose_all(
     """Packs a whole stream; false where it stops because the table is full.
 
     Fills `indices` and `offsets`; `progress` has the samples read, the samples packed, the packs,
-    and R numbers: how much may stay free in the packs to come. It resumes from there with a table
-    that has room. As soon as more stays free it ends, with samples that are not packed.
+    and R numbers: how much may stay free in the packs to come. It resumes from there with a larger
+    table. As soon as more stays free it ends, with samples that are not packed.
     """
     num_samples, num = lengths_NR.shape
-    header = table[HEADER]
     while progress[1] < num_samples:
-        while progress[0] < num_samples and not _is_full(table):
-            if header[TAIL] == table.shape[1]:
+        while progress[0] < num_samples and not is_full(table):
+            if not add(table, lengths_NR[progress[0] : progress[0] + 1]):
                 return False
-            for r in range(num):
-                table[LENGTHS + r, header[TAIL]] = lengths_NR[progress[0], r]
             progress[0] += 1
-            _take_in(table, header[TAIL] + 1)
-        num_chosen = choose_next(table, header[TAIL])
+        num_chosen = choose_next(table)
         for j in range(num_chosen):
             indices[progress[1] + j] = table[CHOSEN, j]
         progress[1] += num_chosen
