@@ -125,9 +125,8 @@ class StreamPacks(OneByOne):
             own = (samples.groups == group) & ~is_left
             packer = self._new_packer(group)
             numbers = columns_NC[own, 0]
-            state = (numbers, samples.lengths[own], added, totals, price)
-            names = ("numbers", "lengths", "added", "totals", "price")
-            packer.restore(dict(zip(names, state, strict=True)))
+            state = {"numbers": numbers, "lengths": samples.lengths[own], "added": added}
+            packer.restore({**state, "totals": totals, "price": price})
             pairs = zip(numbers.tolist(), samples.numbers[own].tolist(), strict=True)
             self._numbers[group] = dict(pairs)
             if packer.is_full:

@@ -210,7 +210,7 @@ def _is_same(table: Int64Array, a: int, b: int) -> bool:
 
 
 @kernel()
-def _search(table: Int64Array, places: int, max_steps: int, price: int | None, each: int) -> int:
+def _search(table: Int64Array, places: int) -> int:
     """Looks for what is worth most in the scarcest resource, depth first, longest first.
 
     Returns how many samples those are; their places are in the row `BEST`, descending. The other
@@ -222,26 +222,27 @@ def _search(table: Int64Array, places: int, max_steps: int, price: int | None, e
     first = _first_not_below(table, num_buffered, 1)
     if first == num_buffered:
         return 0
-    size = best_size = steps = 0
+    price, max_steps, each = header[PRICE], header[MAX_STEPS], 0
     capacity, room = header[CAPACITY], table[LENGTHS + 2 * num + header[SORTED_BY], 0]
-    missing = room if price is None else _worth(price, capacity, room) + each * places
+    if price == OF_NUMBER:
+        # The most samples seldom fill a pack: the search would take all steps.
+        each, max_steps = _WEIGHT * capacity // header[MAX_SAMPLES], max_steps >> 4
+    size = best_size = steps = 0
+    missing = _worth(price, capacity, room) + each * places
     least = missing + 1
     place, shortest = num_buffered, keys[first]
     while True:
-        is_open = room >= shortest and place > first and size < places
-        if price is not None:
-            lost = missing - each * (places - size) - _worth(price, capacity, room)
-            is_open = is_open and lost < least  # what is left is worth its room at most
-        if is_open:
+        # What is left is worth its room at most.
+        lost = missing - each * (places - size) - _worth(price, capacity, room)
+        if room >= shortest and place > first and size < places and lost < least:
             place = _first_not_below(table, place, room + 1) - 1
             while num > 1 and place >= first and not _fits(table, slots[place], size):
                 place -= 1
         else:
             place = first - 1
         while place < first:
-            left = room if price is None else missing
-            if left < least:
-                least, best_size = left, size
+            if missing < least:
+                least, best_size = missing, size
                 for j in range(size):
                     best[j] = path[j]
             if size == 0 or least == 0 or steps >= max_steps:
@@ -250,8 +251,7 @@ def _search(table: Int64Array, places: int, max_steps: int, price: int | None, e
             place = path[size]
             key, last = keys[place], slots[place]
             room += key
-            if price is not None:
-                missing += _worth(price, capacity, key) + each
+            missing += _worth(price, capacity, key) + each
             # A shorter sample is worse unless there is room for one more. Another one of the same
             # lengths would lead to the same packs.
             longest = min(key - (num == 1), room - shortest) if size + 1 < places else -1
@@ -266,24 +266,9 @@ def _search(table: Int64Array, places: int, max_steps: int, price: int | None, e
         size += 1
         steps += 1
         room -= keys[place]
-        if price is not None:
-            missing -= _worth(price, capacity, keys[place]) + each
+        missing -= _worth(price, capacity, keys[place]) + each
         if num > 1:
             _take(table, slots[place], size - 1, size)
-
-
-@kernel()
-def _search_at_price(table: Int64Array, places_left: int) -> int:
-    """Searches at the price that is set; returns how many samples it has found."""
-    header = table[HEADER]
-    price, max_steps = header[PRICE], header[MAX_STEPS]
-    if price == 0:  # numba compiles this case by itself, as it is quicker
-        return _search(table, places_left, max_steps, None, 0)
-    if price < OF_NUMBER:
-        return _search(table, places_left, max_steps, price, 0)
-    # The most samples seldom fill a pack: the search would take all steps.
-    each = _WEIGHT * header[CAPACITY] // header[MAX_SAMPLES]
-    return _search(table, places_left, max_steps >> 4, price, each)
 
 
 @kernel()
@@ -324,9 +309,13 @@ def _searched_room(table: Int64Array) -> int:
 
 @kernel()
 def _choose_place(table: Int64Array, place: int, num_chosen: int) -> int:
-    """Puts a sample into the pack; returns how many it then has."""
-    table[CHOSEN, num_chosen] = table[SLOTS, place]
-    _take(table, table[SLOTS, place], 0, 0)
+    """Puts a sample into the pack, by slot; returns how many it then has."""
+    chosen, slot, j = table[CHOSEN], table[SLOTS, place], num_chosen
+    while j > 0 and chosen[j - 1] > slot:  # not often: most come in order
+        chosen[j] = chosen[j - 1]
+        j -= 1
+    chosen[j] = slot
+    _take(table, slot, 0, 0)
     _remove(table, place)
     return num_chosen + 1
 
@@ -358,7 +347,7 @@ def _choose(table: Int64Array) -> int:
     if num > 1:
         _sort_by(table, _scarcest(table))
     num_chosen = _choose_oldest(table)
-    num_found = _search_at_price(table, header[MAX_SAMPLES] - num_chosen)
+    num_found = _search(table, header[MAX_SAMPLES] - num_chosen)
     for j in range(num_found):
         num_chosen = _choose_place(table, table[BEST, j], num_chosen)
     # What needs none of the scarcest: texts, where images fill the packs.
@@ -369,27 +358,14 @@ def _choose(table: Int64Array) -> int:
     return num_chosen
 
 
-@kernel()
-def _name_chosen(table: Int64Array, num_chosen: int) -> None:
-    """Sorts the chosen slots, frees them, and puts the samples' numbers in their places."""
-    chosen, numbers = table[CHOSEN], table[NUMBERS]
-    for j in range(1, num_chosen):  # most are in order already: those that no search found
-        slot, k = chosen[j], j
-        while k > 0 and chosen[k - 1] > slot:
-            chosen[k] = chosen[k - 1]
-            k -= 1
-        chosen[k] = slot
-    for j in range(num_chosen):
-        slot = chosen[j]
-        chosen[j] = numbers[slot]
-        numbers[slot] = -1
-
-
 @kernel("(int64[:, ::1],)")
 def choose_next(table: Int64Array) -> int:
     """Writes the samples of the next pack to `CHOSEN`; returns how many."""
-    num_chosen = _choose(table)
-    _name_chosen(table, num_chosen)
+    num_chosen, numbers = _choose(table), table[NUMBERS]
+    for j in range(num_chosen):
+        slot = table[CHOSEN, j]
+        table[CHOSEN, j] = numbers[slot]
+        numbers[slot] = -1
     return num_chosen
 
 
