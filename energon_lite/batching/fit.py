@@ -7,10 +7,10 @@ import numpy.typing as npt
 
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.sizes import Sizes, check_sizes
-from energon_lite.core.arrays import Int64Array
+from energon_lite.core.arrays import Int64Array, argsort
 from energon_lite.core.compiled import kernel
 
-# Up to here, or to this many times the number of samples, every possible length is a class.
+# Up to here, or to this many times the number of samples, samples are sorted by counting lengths.
 _SMALL_LENGTH = 1 << 16
 _LENGTHS_PER_SAMPLE = 4
 
@@ -18,62 +18,39 @@ _LENGTHS_PER_SAMPLE = 4
 def _fill_packs(sizes: Sizes) -> Lists:
     """Fills one pack after the other with the longest sample that fits, over and over.
 
-    These are the packs of first-fit decreasing, of one resource. Samples are sorted into D classes,
-    1..D, of equal length, ascending; those of a class by index. That takes O(N + longest), or
-    O(N log N) if the samples are few and far longer than there are samples: then the classes are
-    the lengths that occur.
+    These are the packs of first-fit decreasing, of one resource. Samples are sorted by length,
+    ascending; those of equal length by index. O(N + longest) time.
     """
-    classes_N = np.ascontiguousarray(sizes.lengths[:, 0])
-    num_samples, num_classes = len(classes_N), int(classes_N.max(initial=0))
-    lengths = np.empty(0, np.int64)  # of the classes; empty if class c has length c
-    if num_classes > max(_SMALL_LENGTH, _LENGTHS_PER_SAMPLE * num_samples):
-        occurring, places_N = np.unique(classes_N, return_inverse=True)
-        num_classes, classes_N = len(occurring), places_N.astype(np.int64) + 1
-        lengths = np.concatenate([[0], occurring])
-    samples_N, starts = _counting_sort(classes_N, num_classes + 1)
-    below = np.maximum.accumulate(np.where(np.diff(starts) > 0, np.arange(num_classes + 1), 0))
+    lengths_N = np.ascontiguousarray(sizes.lengths[:, 0])
+    num_samples, longest = len(lengths_N), int(lengths_N.max(initial=0))
+    samples_N, starts = _by_key(lengths_N, longest + 1)
+    below = np.maximum.accumulate(np.where(np.diff(starts) > 0, np.arange(longest + 1), 0))
     indices, offsets = np.empty(num_samples, np.int64), np.zeros(num_samples + 1, np.int64)
     num_packs = _fill(
-        lengths, starts, below, samples_N, indices, offsets, sizes.capacity,
+        starts, below, samples_N, indices, offsets, sizes.capacity,
         min(sizes.max_samples, num_samples),
     )  # fmt: skip
     return Lists(indices, offsets[: num_packs + 1].copy())
 
 
 @kernel()
-def _class_within(lengths: Int64Array, num_classes: int, room: int) -> int:
-    """The longest class that is at most `room` long, whether samples are left of it or not."""
-    if len(lengths) == 0:
-        return min(room, num_classes)
-    low, high = 0, num_classes
-    while low < high:
-        middle = (low + high + 1) >> 1
-        if lengths[middle] <= room:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+def _length_left(below: Int64Array, length: int) -> int:
+    """The longest length up to this one of which samples are left, or 0.
 
-
-@kernel()
-def _class_left(below: Int64Array, c: int) -> int:
-    """The longest class up to c of which samples are left, or 0.
-
-    `below[c]` is c while samples are left, and then some class below it that is not beyond the
+    `below[n]` is n while samples are left, and then some length below it that is not beyond the
     answer. Every look-up halves the way for later ones.
     """
-    while below[c] != c:
-        below[c] = below[below[c]]
-        c = below[c]
-    return c
+    while below[length] != length:
+        below[length] = below[below[length]]
+        length = below[length]
+    return length
 
 
-_ARRAYS = ", ".join(["int64[::1]"] * 6)
+_ARRAYS = ", ".join(["int64[::1]"] * 5)
 
 
 @kernel(f"({_ARRAYS}, int64, int64)")
 def _fill(
-    lengths: Int64Array,
     starts: Int64Array,
     below: Int64Array,
     samples_N: Int64Array,
@@ -84,28 +61,27 @@ def _fill(
 ) -> int:
     """Writes `indices` and `offsets`, and returns the number of packs.
 
-    The samples of class c are `samples_N[starts[c] : starts[c + 1]]`.
+    The samples of a length are `samples_N[starts[length] : starts[length + 1]]`.
     """
-    free = starts.copy()  # the first sample of each class that is left
-    num_classes = len(below) - 1
+    free = starts.copy()  # the first sample of each length that is left
+    longest = len(below) - 1
     num_packs = position = 0
     while position < len(samples_N):
-        room, end, c = capacity, position + max_samples, _class_left(below, num_classes)
-        while c > 0:
-            length = lengths[c] if len(lengths) else c
-            num_left, take = starts[c + 1] - free[c], 1
+        room, end, length = capacity, position + max_samples, _length_left(below, longest)
+        while length > 0:
+            num_left, take = starts[length + 1] - free[length], 1
             if length * 2 <= room and num_left > 1:  # so that few divisions are made: they are slow
                 take = min(room // length, num_left, end - position)
-            for index in range(free[c], free[c] + take):
+            for index in range(free[length], free[length] + take):
                 indices[position] = samples_N[index]
                 position += 1
-            free[c] += take
+            free[length] += take
             if take == num_left:
-                below[c] = c - 1
+                below[length] = length - 1
             room -= take * length
             if room == 0 or position == end:
                 break
-            c = _class_left(below, min(c - 1, _class_within(lengths, num_classes, room)))
+            length = _length_left(below, min(length - 1, room))
         num_packs += 1
         offsets[num_packs] = position
     return num_packs
@@ -121,8 +97,9 @@ def first_fit_decreasing(
     """Puts each sample, longest first, into the first pack that still has room.
 
     Needs at most 11/9 OPT + 6/9 packs [1] for one resource without `max_samples`. O(N + capacity)
-    time; with several resources O(N log N) as a rule. Samples of equal length go by index. With
-    several resources the longest sample is the one that takes the largest share of some capacity.
+    time; with several resources, or with lengths above 65,536 and above 4 N, O(N log N) as a rule.
+    Samples of equal length go by index. With several resources the longest sample is the one that
+    takes the largest share of some capacity.
 
     Args:
         lengths: shape (N,), each in 1..capacity; or (N, R) for several resources, such as tokens
@@ -151,7 +128,8 @@ def first_fit_decreasing(
 
 def fit_decreasing(sizes: Sizes) -> Lists:
     """Does first-fit decreasing, for lengths that are checked."""
-    if len(sizes.capacities) == 1:
+    num_counted = max(_SMALL_LENGTH, _LENGTHS_PER_SAMPLE * len(sizes.lengths))
+    if len(sizes.capacities) == 1 and sizes.lengths.max(initial=0) <= num_counted:
         return _fill_packs(sizes)
     shares_N = (sizes.lengths / sizes.capacities).max(axis=1, initial=0)
     return fit_in_order(sizes, np.argsort(-shares_N, kind="stable"))
@@ -201,7 +179,7 @@ def fit_in_order(sizes: Sizes, samples_N: Int64Array | None = None) -> Lists:
     pack_of_N, num_packs = _first_fit(
         lengths_NR.reshape(-1), tree, lengths_NR.shape[1], sizes.max_samples
     )
-    positions, offsets = _counting_sort(pack_of_N, num_packs)
+    positions, offsets = _by_key(pack_of_N, num_packs)
     return Lists(positions if samples_N is None else samples_N[positions], offsets)
 
 
@@ -327,23 +305,9 @@ def _next_fit(
     return offsets, num_packs
 
 
-@kernel("(int64[::1], int64)")
-def _counting_sort(keys_N: Int64Array, num_keys: int) -> tuple[Int64Array, Int64Array]:
+def _by_key(keys_N: Int64Array, num_keys: int) -> tuple[Int64Array, Int64Array]:
     """Returns positions sorted by key, equal ones in order, and where each key starts.
 
     For keys 1, 0, 1 the positions are 1, 0, 2 and the starts 0, 1, 3.
     """
-    starts = np.zeros(num_keys + 1, np.int64)
-    for key in keys_N:
-        starts[key + 1] += 1
-    for key in range(num_keys):
-        starts[key + 1] += starts[key]
-    free = np.empty(num_keys, np.int64)
-    for key in range(num_keys):
-        free[key] = starts[key]
-    positions = np.empty(len(keys_N), np.int64)
-    for index in range(len(keys_N)):
-        key = keys_N[index]
-        positions[free[key]] = index
-        free[key] += 1
-    return positions, starts
+    return argsort(keys_N), np.append(0, np.cumsum(np.bincount(keys_N, minlength=num_keys)))

@@ -9,7 +9,6 @@ from typing import Literal
 
 import numpy as np
 
-from energon_lite.batching.buckets import sort_places
 from energon_lite.batching.collector import Samples, WindowCollector
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.rules import ModalitySplit
@@ -50,7 +49,7 @@ def step_groups(
     Returns:
         Shape (S, G); sample indices, group after group, in each step the longest first.
     """
-    by_group_N = order_N[sort_places(groups[order_N])]
+    by_group_N = order_N[np.argsort(groups[order_N], kind="stable")]
     counts_K = np.bincount(groups)
     steps_K = counts_K // step_size if end == "drop" else -(-counts_K // step_size)
     # Steps, and for each the number of its group and its place in there.
@@ -64,8 +63,8 @@ def step_groups(
     windows_S, halves_S = _windows_of_steps(steps_K, window, groups_S, places_S, least_windows)
     windows = np.repeat(windows_S, step_size)
     signs = 1 - windows % 2 * 2  # from short to long and back
-    first = sort_places(windows, signs * lengths[indices])
-    second = sort_places(np.repeat((halves_S + 1) // 2, step_size), -lengths[indices[first]])
+    first = np.lexsort((signs * lengths[indices], windows))
+    second = np.lexsort((-lengths[indices[first]], np.repeat((halves_S + 1) // 2, step_size)))
     return indices[first[second]].reshape(len(groups_S), step_size)
 
 
@@ -146,7 +145,7 @@ class ModalitySteps(WindowCollector):
                     own = np.flatnonzero(groups == group)
                     step = np.append(step, ~np.resize(own, self._step_size - len(step)))
                 places = np.where(step < 0, ~step, step)
-                steps.append(step[sort_places(-tokens[places])])
+                steps.append(step[np.argsort(-tokens[places], kind="stable")])
             rest = rest[:0]
         sizes = np.array([len(step) for step in steps], dtype=np.int64)
         self.num_lists += (sizes[:, None] > np.arange(self._num_streams)).sum(axis=0)

@@ -627,12 +627,8 @@ class ModalitySplit(LengthRules):
         group_by: Any = self._group_name
         if isinstance(self.group_by, Mapping):
             group_by = [[name, plain(group)] for name, group in sorted(self.group_by.items())]
-        return {
-            "group_by": group_by,
-            "window": self.window,
-            "end": self.end,
-            "longest_first": self.longest_first,
-        }
+        own = {name: getattr(self, name) for name in ("window", "end", "longest_first")}
+        return {"group_by": group_by, **own}
 
 
 def check_shares(shares: Mapping[Any, float]) -> None:

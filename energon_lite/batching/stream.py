@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
+from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +48,10 @@ class StreamingPacker:
         align: lengths are rounded up to a multiple of this: a number, or R of them.
         max_steps: how many samples a search may put into one pack, and take out again.
 
+    Attributes:
+        num_added: samples added in all; the number of the next one.
+        num_buffered: samples that are in no pack yet.
+
     Raises:
         TypeError: Not integers.
         ValueError: A limit is below 1, or `align` above `capacity`.
@@ -85,8 +90,9 @@ class StreamingPacker:
         self._buffer_size = at_least("buffer_size", buffer_size)
         max_steps = at_least("max_steps", max_steps)
         self._settings = (self._capacities, self._aligns, buffer_size, max_samples, max_steps)
-        self._tail = self._num_gone = self._first_number = 0
-        self._use(_new_table(*self._settings))
+        self._table = _new_table(*self._settings)
+        self._pending = array("q")  # lengths of samples that are not in the table yet
+        self.num_added = self.num_buffered = 0
 
     def add(self, lengths: int | Sequence[int]) -> None:
         """Takes a sample, which gets the next number, from 0 on.
@@ -99,36 +105,40 @@ class StreamingPacker:
             TypeError: Not integers.
             ValueError: A length is out of range, or there are not R of them.
         """
-        slot = self._tail
-        if slot == self._num_places:
-            slot = self._make_room()
-        if self._is_single:
-            length: Any = lengths
-            if type(length) is not int:
-                length = operator.index(length)
-            if not 1 <= length <= self._limits[0]:
-                self._refuse(length)
-            self._rows[0][slot] = length
-        else:
-            self._add_several(slot, lengths)
-        self._tail = slot + 1
+        row: Any = (lengths,) if self._is_single else lengths
+        if len(row) != len(self._limits):
+            raise ValueError(
+                f"Sample {self.num_added} has lengths {lengths}; give {len(self._limits)}, one for "
+                "each resource."
+            )
+        if min(row) < 0 or not any(row) or any(map(operator.gt, row, self._limits)):
+            # Raises, and says what is wrong.
+            check_sizes([lengths], self._capacity, align=self._aligns, first=self.num_added)
+        self.add_checked(row)
 
-    @property
-    def num_buffered(self) -> int:
-        """Samples that are in no pack yet."""
-        return self._tail - self._num_gone
+    def add_checked(self, lengths_R: Sequence[int]) -> None:
+        """Takes a sample whose R lengths are known to be in range."""
+        self._pending += array("q", lengths_R)
+        self.num_added += 1
+        self.num_buffered += 1
 
-    @property
-    def num_added(self) -> int:
-        """Samples added in all; the number of the next one."""
-        return self._tail + self._first_number
+    def _take_in(self) -> None:
+        """Puts into the table what was added."""
+        if not self._pending:
+            return
+        rows = np.frombuffer(self._pending, np.int64).reshape(-1, len(self._limits))
+        while (num := search.add(self._table, rows)) < len(rows):
+            self._table = _enlarged(self._table)
+            rows = rows[num:]
+        self._pending = array("q")
 
     @property
     def is_full(self) -> bool:
         """Whether it buffers `target_size` samples, so that the next pack is worth taking."""
-        if self._tail - self._num_gone < self._buffer_size:
+        if self.num_buffered < self._buffer_size:
             return False
-        return bool(search.take_in(self._table, self._tail))
+        self._take_in()
+        return bool(search.is_full(self._table))
 
     @property
     def target_size(self) -> int:
@@ -157,11 +167,12 @@ class StreamingPacker:
         Raises:
             IndexError: No sample is buffered.
         """
-        if self._tail == self._num_gone:
+        if not self.num_buffered:
             raise IndexError("No sample is buffered: all that were added are in packs.")
-        size = int(search.choose_next(self._table, self._tail))
-        self._num_gone += size
-        pack: list[int] = self._chosen[:size].tolist()
+        self._take_in()
+        size = int(search.choose_next(self._table))
+        self.num_buffered -= size
+        pack: list[int] = self._table[search.CHOSEN, :size].tolist()
         return pack
 
     def buffered(self) -> list[int]:
@@ -196,72 +207,24 @@ class StreamingPacker:
                 it was.
         """
         numbers, lengths, added, totals, price = self._checked(state)
-        num_buffered, num = lengths.shape
-        table = _new_table(*self._settings, num_places=2 * num_buffered)
-        table[search.LENGTHS : search.LENGTHS + num, :num_buffered] = lengths.T
-        search.take_in(table, num_buffered)
-        table[search.NUMBERS, :num_buffered] = numbers
-        table[search.HEADER, [search.NUM_ADDED, search.PRICE]] = added, price
-        _totals_of(table)[:] = totals
-        self._use(table)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # copy.deepcopy and pickle would make of views what is none of the new table.
-        search.take_in(self._table, self._tail)
-        return {key: value for key, value in vars(self).items() if key not in ("_rows", "_chosen")}
-
-    def __setstate__(self, saved: Mapping[str, Any]) -> None:
-        vars(self).update(saved)
-        self._use(self._table)
-
-    def _use(self, table: Int64Array) -> None:
-        """Makes this the table, where all samples have been taken in."""
-        self._table = table
-        self._num_places: int = table.shape[1]
-        self._rows = [table[search.LENGTHS + r].data for r in range(len(self._capacities))]
-        self._chosen = table[search.CHOSEN].data
-        places = [search.TAIL, search.NUM_BUFFERED, search.NUM_ADDED]
-        tail, num_buffered, added = table[search.HEADER, places].tolist()
-        self._tail = tail
-        self._num_gone = tail - num_buffered  # of the samples in slots up to the tail
-        self._first_number = added - tail
-
-    def _make_room(self) -> int:
-        """Frees slots of samples that have left, or makes the table larger."""
-        search.take_in(self._table, self._tail)
-        self._use(_with_room(self._table))
-        return self._tail
+        self._table, self._pending = _new_table(*self._settings), array("q", lengths.ravel())
+        self._take_in()
+        self._table[search.NUMBERS, : len(numbers)] = numbers
+        self._table[search.HEADER, [search.NUM_ADDED, search.PRICE]] = added, price
+        _totals_of(self._table)[:] = totals
+        self.num_added, self.num_buffered = added, len(numbers)
 
     def _totals(self) -> list[int]:
-        search.take_in(self._table, self._tail)
+        self._take_in()
         totals: list[int] = _totals_of(self._table).tolist()
         return totals
 
     def _buffered(self) -> tuple[Int64Array, Int64Array]:
-        search.take_in(self._table, self._tail)
-        numbers = self._table[search.NUMBERS, : self._tail]
-        rows = self._table[search.LENGTHS : search.LENGTHS + len(self._capacities), : self._tail]
-        is_buffered = numbers >= 0
-        return numbers[is_buffered], np.ascontiguousarray(rows[:, is_buffered].T)
-
-    def _add_several(self, slot: int, lengths: Any) -> None:
-        if len(lengths) != len(self._limits):
-            raise ValueError(
-                f"Sample {self.num_added} has lengths {lengths}; give {len(self._limits)}, one for "
-                "each resource."
-            )
-        for row, length, limit in zip(self._rows, lengths, self._limits, strict=True):
-            if not 0 <= length <= limit:
-                self._refuse(lengths)
-            row[slot] = length
-        if not any(lengths):
-            self._refuse(lengths)
-
-    def _refuse(self, lengths: Any) -> NoReturn:
-        """Describes what is wrong with the lengths of a sample."""
-        rows = np.array([lengths])
-        check_sizes(rows, self._capacity, align=self._aligns, first=self.num_added)
-        raise AssertionError(f"{lengths} are fine")
+        self._take_in()
+        table = self._table[:, : self._table[search.HEADER, search.TAIL]]
+        rows = table[search.LENGTHS : search.LENGTHS + len(self._limits)]
+        is_buffered = table[search.NUMBERS] >= 0
+        return table[search.NUMBERS, is_buffered], np.ascontiguousarray(rows[:, is_buffered].T)
 
     def _checked(
         self, state: Mapping[str, Any]
@@ -342,50 +305,47 @@ def pack_sizes(sizes: Sizes, buffer_size: int, max_steps: int, most: int) -> Lis
         At most `most` packs; or None as soon as so much has stayed free that there will be more.
     """
     num_samples, num = sizes.lengths.shape
-    align_R = np.ones(num, np.int64)  # the lengths are aligned already
-    max_samples = sizes.max_samples if sizes.max_samples < num_samples else None
-    table = _new_table(sizes.capacities, align_R, buffer_size, max_samples, max_steps)
+    capacities, max_samples = sizes.capacities.tolist(), sizes.max_samples
+    table = _new_table(
+        capacities,
+        [1] * num,  # the lengths are aligned already
+        buffer_size,
+        max_samples if max_samples < num_samples else None,
+        max_steps,
+    )
     indices, offsets = np.empty(num_samples, np.int64), np.zeros(num_samples + 1, np.int64)
     totals = sizes.lengths.sum(axis=0).tolist()
-    free = [most * c - total for c, total in zip(sizes.capacities.tolist(), totals, strict=True)]
+    free = [most * c - total for c, total in zip(capacities, totals, strict=True)]
     progress = np.array([0, 0, 0, *(min(room, _MAX_TOTAL) for room in free)])
     while not search.choose_all(table, sizes.lengths, indices, offsets, progress):
-        table = _with_room(table)
+        table = _enlarged(table)
     if progress[1] < num_samples or progress[2] > most:
         return None
     return Lists(indices, offsets[: progress[2] + 1].copy())
 
 
 def _new_table(
-    capacities: npt.ArrayLike,
-    aligns: npt.ArrayLike,
+    capacities: Sequence[int],
+    aligns: Sequence[int],
     buffer_size: int,
     max_samples: int | None,
     max_steps: int,
-    num_places: int = 0,
 ) -> Int64Array:
-    """Makes the table of an empty packer, for that many slots at least."""
-    num = np.size(capacities)
-    num_places = max(num_places, min(4 * buffer_size, _MAX_PLACES), _MIN_PLACES + 4 * num)
+    """Makes the table of an empty packer."""
+    num = len(capacities)
+    num_places = max(min(4 * buffer_size, _MAX_PLACES), _MIN_PLACES + 4 * num)
     # Rows a power of two apart would compete for the same places in the processor's cache.
     table = np.zeros((search.LENGTHS + 3 * num, num_places + num_places // 16 + 12), np.int64)
     header = table[search.HEADER]
     header[search.BUFFER_SIZE], header[search.MAX_STEPS] = buffer_size, max_steps
     header[search.MAX_SAMPLES] = min(max_samples or _MAX_TOTAL, _MAX_TOTAL)
-    blocks = header[search.CAPACITY : search.CAPACITY + search.BLOCKS * num].reshape(-1, num)
-    blocks[0], blocks[1] = capacities, aligns
+    header[search.CAPACITY : search.CAPACITY + 2 * num] = [*capacities, *aligns]
     return table
 
 
-def _with_room(table: Int64Array) -> Int64Array:
-    """Frees slots of samples that have left; a copy has twice the places if half are not enough."""
-    search.compact(table)
-    num_places = table.shape[1]
-    if 2 * table[search.HEADER, search.TAIL] <= num_places:
-        return table
-    larger = np.zeros((len(table), 2 * num_places), np.int64)
-    larger[:, :num_places] = table
-    return larger
+def _enlarged(table: Int64Array) -> Int64Array:
+    """Returns a copy with twice the slots."""
+    return np.concatenate([table, np.zeros_like(table)], axis=1)
 
 
 def _totals_of(table: Int64Array) -> Int64Array:

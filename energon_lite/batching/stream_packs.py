@@ -51,7 +51,7 @@ class StreamPacks(OneByOne):
             return True
         packer = self._packers.get(group) or self._new_packer(group)
         self._numbers[group][packer.num_added] = number
-        packer.add(lengths[0] if len(lengths) == 1 else lengths)
+        packer.add_checked(lengths)
         if packer.is_full:
             self._full.add(group)
             return True
@@ -59,12 +59,11 @@ class StreamPacks(OneByOne):
 
     def _new_packer(self, group: int) -> StreamingPacker:
         packing = self._packing
-        is_single = len(packing.resources) == 1
         packer = self._packers[group] = StreamingPacker(
-            packing.tokens if is_single else packing.capacities,
+            packing.capacities,
             buffer_size=packing.buffer_size,
             max_samples=packing.max_samples,
-            align=packing.token_alignment if is_single else packing.alignments,
+            align=packing.alignments,
         )
         self._numbers[group] = {}
         return packer
@@ -126,9 +125,8 @@ class StreamPacks(OneByOne):
             own = (samples.groups == group) & ~is_left
             packer = self._new_packer(group)
             numbers = columns_NC[own, 0]
-            state = (numbers, samples.lengths[own], added, totals, price)
-            names = ("numbers", "lengths", "added", "totals", "price")
-            packer.restore(dict(zip(names, state, strict=True)))
+            state = {"numbers": numbers, "lengths": samples.lengths[own], "added": added}
+            packer.restore({**state, "totals": totals, "price": price})
             pairs = zip(numbers.tolist(), samples.numbers[own].tolist(), strict=True)
             self._numbers[group] = dict(pairs)
             if packer.is_full:

@@ -29,7 +29,6 @@ NUM_BUFFERED, TAIL, NUM_ADDED, OLDEST, SORTED_BY, BUFFER_SIZE, MAX_SAMPLES, MAX_
     range(9)
 )
 CAPACITY = 9  # R capacities, then R alignments, then R totals
-BLOCKS = 3
 
 # The oldest samples fill a pack up to as much room as these many samples need in the mean; what
 # fills the rest is searched for. A pack that is a large part of the buffer would otherwise
@@ -54,9 +53,9 @@ def _num_resources(table: Int64Array) -> int:
     return (len(table) - LENGTHS) // 3
 
 
-@kernel("(int64[:, ::1],)")
-def compact(table: Int64Array) -> None:
-    """Moves samples to the first slots, in the same order. All must have been taken in."""
+@kernel()
+def _compact(table: Int64Array) -> None:
+    """Moves samples to the first slots, in the same order."""
     header, numbers, moved_to = table[HEADER], table[NUMBERS], table[PATH]
     kept = 0
     for slot in range(header[TAIL]):
@@ -185,27 +184,6 @@ def _set_price(table: Int64Array) -> None:
 
 
 @kernel()
-def _take_in(table: Int64Array, tail: int) -> None:
-    """Numbers, aligns, counts and sorts the samples in slots up to `tail`."""
-    num = _num_resources(table)
-    for slot in range(table[HEADER, TAIL], tail):
-        table[NUMBERS, slot] = table[HEADER, NUM_ADDED]
-        table[HEADER, NUM_ADDED] += 1
-        for r in range(num):
-            align = table[HEADER, CAPACITY + num + r]
-            length = table[LENGTHS + r, slot]
-            if align > 1:
-                length = (length + align - 1) // align * align
-            table[LENGTHS + num + r, slot] = length
-            table[HEADER, CAPACITY + 2 * num + r] += length
-        _insert(table, slot)
-        # Nothing but the price has to be saved: when the next one is set follows from the number.
-        if num == 1 and table[HEADER, NUM_ADDED] % table[HEADER, BUFFER_SIZE] == 0:
-            _set_price(table)
-    table[HEADER, TAIL] = tail
-
-
-@kernel()
 def _fits(table: Int64Array, slot: int, size: int) -> bool:
     num = _num_resources(table)
     for r in range(num):
@@ -232,7 +210,7 @@ def _is_same(table: Int64Array, a: int, b: int) -> bool:
 
 
 @kernel()
-def _search(table: Int64Array, places: int, max_steps: int, price: int | None, each: int) -> int:
+def _search(table: Int64Array, places: int) -> int:
     """Looks for what is worth most in the scarcest resource, depth first, longest first.
 
     Returns how many samples those are; their places are in the row `BEST`, descending. The other
@@ -244,26 +222,27 @@ def _search(table: Int64Array, places: int, max_steps: int, price: int | None, e
     first = _first_not_below(table, num_buffered, 1)
     if first == num_buffered:
         return 0
-    size = best_size = steps = 0
+    price, max_steps, each = header[PRICE], header[MAX_STEPS], 0
     capacity, room = header[CAPACITY], table[LENGTHS + 2 * num + header[SORTED_BY], 0]
-    missing = room if price is None else _worth(price, capacity, room) + each * places
+    if price == OF_NUMBER:
+        # The most samples seldom fill a pack: the search would take all steps.
+        each, max_steps = _WEIGHT * capacity // header[MAX_SAMPLES], max_steps >> 4
+    size = best_size = steps = 0
+    missing = _worth(price, capacity, room) + each * places
     least = missing + 1
     place, shortest = num_buffered, keys[first]
     while True:
-        is_open = room >= shortest and place > first and size < places
-        if price is not None:
-            lost = missing - each * (places - size) - _worth(price, capacity, room)
-            is_open = is_open and lost < least  # what is left is worth its room at most
-        if is_open:
+        # What is left is worth its room at most.
+        lost = missing - each * (places - size) - _worth(price, capacity, room)
+        if room >= shortest and place > first and size < places and lost < least:
             place = _first_not_below(table, place, room + 1) - 1
             while num > 1 and place >= first and not _fits(table, slots[place], size):
                 place -= 1
         else:
             place = first - 1
         while place < first:
-            left = room if price is None else missing
-            if left < least:
-                least, best_size = left, size
+            if missing < least:
+                least, best_size = missing, size
                 for j in range(size):
                     best[j] = path[j]
             if size == 0 or least == 0 or steps >= max_steps:
@@ -272,8 +251,7 @@ def _search(table: Int64Array, places: int, max_steps: int, price: int | None, e
             place = path[size]
             key, last = keys[place], slots[place]
             room += key
-            if price is not None:
-                missing += _worth(price, capacity, key) + each
+            missing += _worth(price, capacity, key) + each
             # A shorter sample is worse unless there is room for one more. Another one of the same
             # lengths would lead to the same packs.
             longest = min(key - (num == 1), room - shortest) if size + 1 < places else -1
@@ -288,24 +266,9 @@ def _search(table: Int64Array, places: int, max_steps: int, price: int | None, e
         size += 1
         steps += 1
         room -= keys[place]
-        if price is not None:
-            missing -= _worth(price, capacity, keys[place]) + each
+        missing -= _worth(price, capacity, keys[place]) + each
         if num > 1:
             _take(table, slots[place], size - 1, size)
-
-
-@kernel()
-def _search_at_price(table: Int64Array, places_left: int) -> int:
-    """Searches at the price that is set; returns how many samples it has found."""
-    header = table[HEADER]
-    price, max_steps = header[PRICE], header[MAX_STEPS]
-    if price == 0:  # numba compiles this case by itself, as it is quicker
-        return _search(table, places_left, max_steps, None, 0)
-    if price < OF_NUMBER:
-        return _search(table, places_left, max_steps, price, 0)
-    # The most samples seldom fill a pack: the search would take all steps.
-    each = _WEIGHT * header[CAPACITY] // header[MAX_SAMPLES]
-    return _search(table, places_left, max_steps >> 4, price, each)
 
 
 @kernel()
@@ -346,9 +309,13 @@ def _searched_room(table: Int64Array) -> int:
 
 @kernel()
 def _choose_place(table: Int64Array, place: int, num_chosen: int) -> int:
-    """Puts a sample into the pack; returns how many it then has."""
-    table[CHOSEN, num_chosen] = table[SLOTS, place]
-    _take(table, table[SLOTS, place], 0, 0)
+    """Puts a sample into the pack, by slot; returns how many it then has."""
+    chosen, slot, j = table[CHOSEN], table[SLOTS, place], num_chosen
+    while j > 0 and chosen[j - 1] > slot:  # not often: most come in order
+        chosen[j] = chosen[j - 1]
+        j -= 1
+    chosen[j] = slot
+    _take(table, slot, 0, 0)
     _remove(table, place)
     return num_chosen + 1
 
@@ -380,7 +347,7 @@ def _choose(table: Int64Array) -> int:
     if num > 1:
         _sort_by(table, _scarcest(table))
     num_chosen = _choose_oldest(table)
-    num_found = _search_at_price(table, header[MAX_SAMPLES] - num_chosen)
+    num_found = _search(table, header[MAX_SAMPLES] - num_chosen)
     for j in range(num_found):
         num_chosen = _choose_place(table, table[BEST, j], num_chosen)
     # What needs none of the scarcest: texts, where images fill the packs.
@@ -391,33 +358,20 @@ def _choose(table: Int64Array) -> int:
     return num_chosen
 
 
-@kernel()
-def _name_chosen(table: Int64Array, num_chosen: int) -> None:
-    """Sorts the chosen slots, frees them, and puts the samples' numbers in their places."""
-    chosen, numbers = table[CHOSEN], table[NUMBERS]
-    for j in range(1, num_chosen):  # most are in order already: those that no search found
-        slot, k = chosen[j], j
-        while k > 0 and chosen[k - 1] > slot:
-            chosen[k] = chosen[k - 1]
-            k -= 1
-        chosen[k] = slot
+@kernel("(int64[:, ::1],)")
+def choose_next(table: Int64Array) -> int:
+    """Writes the samples of the next pack to `CHOSEN`; returns how many."""
+    num_chosen, numbers = _choose(table), table[NUMBERS]
     for j in range(num_chosen):
-        slot = chosen[j]
-        chosen[j] = numbers[slot]
+        slot = table[CHOSEN, j]
+        table[CHOSEN, j] = numbers[slot]
         numbers[slot] = -1
-
-
-@kernel("(int64[:, ::1], int64)")
-def choose_next(table: Int64Array, tail: int) -> int:
-    """Takes in samples up to slot `tail`, writes the next pack to `CHOSEN`; returns its size."""
-    _take_in(table, tail)
-    num_chosen = _choose(table)
-    _name_chosen(table, num_chosen)
     return num_chosen
 
 
-@kernel()
-def _is_full(table: Int64Array) -> bool:
+@kernel("(int64[:, ::1],)")
+def is_full(table: Int64Array) -> bool:
+    """Returns whether enough samples are buffered."""
     num_buffered = table[HEADER, NUM_BUFFERED]
     if num_buffered < table[HEADER, BUFFER_SIZE]:
         return False
@@ -433,11 +387,35 @@ def _is_full(table: Int64Array) -> bool:
     return False
 
 
-@kernel("(int64[:, ::1], int64)")
-def take_in(table: Int64Array, tail: int) -> bool:
-    """Takes in the samples up to slot `tail`; returns whether enough are buffered."""
-    _take_in(table, tail)
-    return _is_full(table)
+@kernel("(int64[:, ::1], int64[:, ::1])")
+def add(table: Int64Array, lengths_NR: Int64Array) -> int:
+    """Numbers, aligns, counts and sorts samples; returns how many.
+
+    Where all slots are taken, it first frees those of samples that have left. It stops if more than
+    half are taken even so: a larger table has to be seldom tidied up.
+    """
+    header, num = table[HEADER], _num_resources(table)
+    for index in range(len(lengths_NR)):
+        if header[TAIL] == table.shape[1]:
+            _compact(table)
+            if 2 * header[TAIL] > table.shape[1]:
+                return index
+        slot = header[TAIL]
+        table[NUMBERS, slot] = header[NUM_ADDED]
+        header[NUM_ADDED] += 1
+        for r in range(num):
+            align, length = header[CAPACITY + num + r], lengths_NR[index, r]
+            table[LENGTHS + r, slot] = length
+            if align > 1:
+                length = (length + align - 1) // align * align
+            table[LENGTHS + num + r, slot] = length
+            header[CAPACITY + 2 * num + r] += length
+        _insert(table, slot)
+        header[TAIL] = slot + 1
+        # Nothing but the price has to be saved: when the next one is set follows from the number.
+        if num == 1 and header[NUM_ADDED] % header[BUFFER_SIZE] == 0:
+            _set_price(table)
+    return len(lengths_NR)
 
 
 @kernel("(int64[:, ::1], int64[:, ::1], int64[::1], int64[::1], int64[::1])")
@@ -451,20 +429,16 @@ def choose_all(
     """Packs a whole stream; false where it stops because the table is full.
 
     Fills `indices` and `offsets`; `progress` has the samples read, the samples packed, the packs,
-    and R numbers: how much may stay free in the packs to come. It resumes from there with a table
-    that has room. As soon as more stays free it ends, with samples that are not packed.
+    and R numbers: how much may stay free in the packs to come. It resumes from there with a larger
+    table. As soon as more stays free it ends, with samples that are not packed.
     """
     num_samples, num = lengths_NR.shape
-    header = table[HEADER]
     while progress[1] < num_samples:
-        while progress[0] < num_samples and not _is_full(table):
-            if header[TAIL] == table.shape[1]:
+        while progress[0] < num_samples and not is_full(table):
+            if not add(table, lengths_NR[progress[0] : progress[0] + 1]):
                 return False
-            for r in range(num):
-                table[LENGTHS + r, header[TAIL]] = lengths_NR[progress[0], r]
             progress[0] += 1
-            _take_in(table, header[TAIL] + 1)
-        num_chosen = choose_next(table, header[TAIL])
+        num_chosen = choose_next(table)
         for j in range(num_chosen):
             indices[progress[1] + j] = table[CHOSEN, j]
         progress[1] += num_chosen

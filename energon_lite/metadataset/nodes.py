@@ -74,37 +74,24 @@ _STORE = "a path, as ./images or filesystem://./images, or a map {path: ...} or 
 
 
 @dataclass(frozen=True)
-class PreparedStore:
-    """The files in the tars of a prepared dataset.
+class Store:
+    """The files in the tars of a prepared dataset, or of a folder: exactly one of path and fs_path.
 
     Attributes:
-        written: A prepared dataset folder; relative to this file.
+        path: A prepared dataset folder; relative to this file.
+        fs_path: A folder; relative to this file.
     """
 
-    written: str = key(TEXT, "path")
-
-
-@dataclass(frozen=True)
-class FolderStore:
-    """The files of a folder.
-
-    Attributes:
-        written: A folder; relative to this file.
-    """
-
-    written: str = key(TEXT, "fs_path")
+    path: str = key(TEXT, default="")
+    fs_path: str = key(TEXT, default="")
 
 
 def _read_store(raw: Any, place: Place) -> Aux:
     if isinstance(raw, YamlMap):
-        allowed = {**keys_of(PreparedStore), **keys_of(FolderStore)}
-        for name in raw:
-            if name not in allowed:
-                raise unknown_key(raw, name, place, allowed)
-        if len(raw) != 1:
+        paths = read_map(raw, place, keys_of(Store))
+        if len(paths) != 1:
             raise place.mismatch(_STORE, dict(raw))
-        ((name, value),) = raw.items()
-        written = TEXT.read(value, place.key(raw, name))
+        ((name, written),) = paths.items()
         return Aux(written.removeprefix(_PLAIN_FOLDER), name == "fs_path", place)
     if not isinstance(raw, str) or not raw.removeprefix(_PLAIN_FOLDER):
         raise place.mismatch(_STORE, raw)
@@ -122,14 +109,16 @@ def _read_stores(raw: Any, place: Place) -> dict[str, Aux]:
     return {name: _read_store(value, place.key(raw, name)) for name, value in raw.items()}
 
 
-_STORE_MAPS = ("prepared_store", "folder_store")
 _STORES = Value(
     _read_stores,
     {
         "type": "object",
         "propertyNames": {"pattern": f"^(?!({'|'.join(_RESERVED)})$)"},
         "additionalProperties": {
-            "anyOf": [dict(TEXT.schema), *({"$ref": f"#/$defs/{name}"} for name in _STORE_MAPS)]
+            "anyOf": [
+                dict(TEXT.schema),
+                {"$ref": "#/$defs/store", "minProperties": 1, "maxProperties": 1},
+            ]
         },
     },
 )

@@ -15,8 +15,7 @@ _MAPS = {
     "joiner": nodes.Joiner,
     "subset": values.Subset,
     "percent_subset": values.PercentSubset,
-    "prepared_store": nodes.PreparedStore,
-    "folder_store": nodes.FolderStore,
+    "store": nodes.Store,
     "v1_split": nodes.OlderSplit,
     "v1_dataset": nodes.OlderEntry,
 }

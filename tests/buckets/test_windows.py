@@ -8,17 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.batching.buckets import cut_window, sort_places
-
-
-@given(
-    st.lists(st.tuples(st.integers(-3, 3), st.sampled_from([0, 1, 5, 2**40, 2**61])), max_size=30)
-)
-def test_places_are_sorted_like_a_list_of_rows(rows: list[tuple[int, int]]) -> None:
-    columns = np.array(rows, np.int64).reshape(-1, 2).T
-    expected = sorted(range(len(rows)), key=rows.__getitem__)
-    assert sort_places(columns[0], columns[1]).tolist() == expected
-    assert sort_places(columns[1]).tolist() == sorted(expected, key=lambda i: (rows[i][1], i))
+from energon_lite.batching.buckets import cut_window
 
 
 @given(
@@ -32,10 +22,8 @@ def test_a_window_is_cut_into_batches_and_less_than_one_of_each_group(
 ) -> None:
     lengths, groups = np.array(rows, np.int64).reshape(-1, 2).T
     limits = 30 // lengths
-    cut = cut_window(
-        lengths, limits, groups if has_groups else None, longest_first=longest_first,
-        is_last=is_last,
-    )  # fmt: skip
+    own = groups if has_groups else np.zeros_like(groups)
+    cut = cut_window(lengths, limits, own, longest_first=longest_first, is_last=is_last)
     assert sorted([*cut.batches.indices, *cut.carried]) == list(range(len(rows)))
     assert not (is_last and len(cut.carried))
     for group in set(groups[cut.carried]) if has_groups else {0}:

@@ -76,6 +76,7 @@ RULES: dict[str, Any] = {
     "items": lambda v, a, s: not isinstance(v, list) or all(matches(item, a) for item in v),
     "prefixItems": lambda v, a, s: not isinstance(v, list) or all(map(matches, v, a)),
     "minProperties": lambda v, a, s: not isinstance(v, dict) or len(v) >= a,
+    "maxProperties": lambda v, a, s: not isinstance(v, dict) or len(v) <= a,
     "required": lambda v, a, s: not isinstance(v, dict) or all(key in v for key in a),
     "properties": lambda v, a, s: (
         not isinstance(v, dict) or all(matches(v[key], a[key]) for key in v if key in a)

@@ -213,7 +213,7 @@ def test_copies_go_their_own_way(copied: Any) -> None:
     packer = StreamingPacker(2048, buffer_size=32)
     fill(packer, rows)
     packer.next_pack()
-    packer.add(rows[packer.num_added])  # not taken in yet
+    packer.add(rows[packer.num_added])
     other = copied(packer)
     wanted = drive(packer, rows)
     assert drive(other, rows) == wanted

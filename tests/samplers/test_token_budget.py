@@ -43,7 +43,9 @@ def test_without_shuffling_windows_go_from_long_to_short_and_back() -> None:
 
 def test_what_one_window_carries_over_the_next_one_cuts_first() -> None:
     lengths = np.tile(np.arange(1, 8), 2)
-    batches, windows = cut_epoch(np.arange(14), lengths, np.full(14, 3), window=7)
+    batches, windows = cut_epoch(
+        np.arange(14), lengths, np.full(14, 3), np.zeros(14, np.int64), window=7
+    )
     assert [lengths[batch].tolist() for batch in batches] == [
         [7, 6, 5], [4, 3, 2], [1, 1, 2], [3, 4, 5], [6, 7],
     ]  # fmt: skip
@@ -55,7 +57,9 @@ def test_nothing_is_carried_over_for_long() -> None:
     lengths = text_lengths(50_000)
     lengths[0] = 1
     lengths[1:] += 5
-    batches, windows = cut_epoch(np.arange(50_000), lengths, 8192 // lengths, window=1000)
+    batches, windows = cut_epoch(
+        np.arange(50_000), lengths, 8192 // lengths, np.zeros_like(lengths), window=1000
+    )
     waits = np.empty(50_000, int)
     waits[batches.indices] = np.repeat(windows, np.diff(batches.offsets))
     waits -= np.arange(50_000) // 1000

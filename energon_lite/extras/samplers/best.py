@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +13,7 @@ from energon_lite.batching.sizes import Sizes, check_sizes
 from energon_lite.batching.stream import pack_sizes
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.seeds import key_of, random_words
-from energon_lite.extras.samplers.cutting_stock import full_packs, is_solvable
+from energon_lite.extras.samplers.cutting_stock import full_packs
 
 # Lengths that the bounds try as threshold, and divisions that they try.
 _MAX_THRESHOLDS = 256
@@ -200,54 +198,41 @@ def pack_best(
 def _fewest(sizes: Sizes, bound: int, enough: int, max_steps: int) -> Lists:
     """Packs with one method after the other, until packs are few enough."""
     best = fit_decreasing(sizes)
-    attempts = _attempts(sizes, bound, max_steps)
-    while len(best) > enough and (attempt := next(attempts, None)):
-        packs = attempt(len(best) - 1)
-        best = best if packs is None else _repacked(sizes, packs, enough, max_steps)
+    if len(best) <= enough:
+        return best
+    num_samples = len(sizes.lengths)
+    samples_N, per_pack = _shuffled(np.arange(num_samples)), num_samples / max(bound, 1)
+    if sizes.max_samples < 3 * per_pack:
+        packs = fit_in_order(sizes, samples_N)
+        best = _repacked(sizes, packs, enough, max_steps) if len(packs) < len(best) else best
+    # In too small a buffer there is little to choose from: the last places of a pack stay empty.
+    needed = 1 << int(2 * per_pack).bit_length()
+    windows = list(dict.fromkeys(max(window, needed) for window in _WINDOWS))
+    # The smallest is the fastest: it is tried first, until it misses the bound.
+    for window, most in ((min(windows), bound), *((window, num_samples) for window in windows)):
+        if len(best) <= enough:
+            break
+        found = _streamed(sizes, samples_N, max_steps, window, min(most, len(best) - 1))
+        best = best if found is None else _repacked(sizes, found, enough, max_steps)
     return best
 
 
 def _by_patterns(sizes: Sizes, enough: int, max_steps: int) -> Lists | None:
     """Packs by the patterns of a linear program, and what it leaves with the other methods."""
     lengths_N = np.ascontiguousarray(sizes.lengths[:, 0])
-    if not is_solvable(lengths_N, sizes.capacity, sizes.max_samples):
+    if (found := full_packs(lengths_N, sizes.capacity, sizes.max_samples)) is None:
         return None
-    packs, rest = full_packs(lengths_N, sizes.capacity, sizes.max_samples)
+    packs, rest = found
     left = replace(sizes, lengths=sizes.lengths[rest])
     bound = bound_of(left)
     others = _fewest(left, bound, max(bound, enough - len(packs)), max_steps)
     return Lists.joined([packs, Lists(rest[others.indices], others.offsets)])
 
 
-# A method: returns at most the given number of packs, or None.
-Attempt = Callable[[int], Lists | None]
-
-
-def _attempts(sizes: Sizes, bound: int, max_steps: int) -> Iterator[Attempt]:
-    """Yields one method after the other."""
-    num_samples = len(sizes.lengths)
-    samples_N = _shuffled(np.arange(num_samples))
-    per_pack = num_samples / max(bound, 1)
-    # Too little to choose from, and the last places of a pack stay empty.
-    needed = 1 << int(2 * per_pack).bit_length()
-    if sizes.max_samples < 3 * per_pack:
-        yield lambda most: _no_more_than(most, fit_in_order(sizes, samples_N))
-    windows = dict.fromkeys(max(window, needed) for window in _WINDOWS)
-    streamed = functools.partial(_streamed, sizes, samples_N, max_steps)
-    # The smallest is the fastest: it is tried first, until it misses the bound.
-    yield lambda _: streamed(min(windows), bound)
-    for window in windows:
-        yield functools.partial(streamed, window)
-
-
 def _shuffled(samples_N: Int64Array) -> Int64Array:
     # Raw words, not a permutation of numpy's, which another version may draw otherwise.
     words = random_words(key_of("packing.portfolio"), size=len(samples_N))
     return samples_N[np.argsort(words, kind="stable")]
-
-
-def _no_more_than(most: int, packs: Lists) -> Lists | None:
-    return packs if len(packs) <= most else None
 
 
 def _streamed(

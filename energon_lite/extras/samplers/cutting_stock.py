@@ -33,29 +33,9 @@ _MAX_WORK, _MAX_STEP_WORK = 2_000_000_000, 1_000_000
 _LEAST_SAMPLES = 8
 
 
-def is_solvable(lengths_N: Int64Array, capacity: int, max_samples: int) -> bool:
-    """Returns whether samples have so few lengths that `full_packs` takes about a second."""
-    lengths_D = np.unique(lengths_N)
-    if len(lengths_N) < _LEAST_SAMPLES * len(lengths_D):
-        return False
-    _, limit, most = _in_units(lengths_D, capacity, max_samples)
-    return _step_work(len(lengths_D), limit, most) <= _MAX_STEP_WORK
-
-
-def _in_units(
-    lengths_D: Int64Array, capacity: int, max_samples: int
-) -> tuple[Int64Array, int, int]:
-    """Returns lengths and capacity in the largest unit, and how many samples, or 0."""
-    unit = int(np.gcd.reduce(lengths_D))
-    own, limit = lengths_D // unit, capacity // unit
-    return own, limit, max_samples if max_samples < limit // int(own.min()) else 0
-
-
-def _step_work(num_classes: int, capacity: int, max_samples: int) -> int:
-    return num_classes * (num_classes + capacity * max(1, max_samples))
-
-
-def full_packs(lengths_N: Int64Array, capacity: int, max_samples: int) -> tuple[Lists, Int64Array]:
+def full_packs(
+    lengths_N: Int64Array, capacity: int, max_samples: int
+) -> tuple[Lists, Int64Array] | None:
     """Packs as often by each pattern as the linear program does, rounded down.
 
     Args:
@@ -64,12 +44,17 @@ def full_packs(lengths_N: Int64Array, capacity: int, max_samples: int) -> tuple[
         max_samples: samples in one pack at most.
 
     Returns:
-        Packs; and the samples that are in none of them, which need about D / 2 packs.
+        Packs; and the samples that are in none of them, which need about D / 2 packs. None if there
+        are so many lengths that it would take more than about a second.
     """
     lengths_D, class_N, counts_D = np.unique(lengths_N, return_inverse=True, return_counts=True)
-    own, limit, most = _in_units(lengths_D, capacity, max_samples)
-    num_steps = _MAX_WORK // _step_work(len(own), limit, most)
-    patterns_DD, uses_D = _solve(own, counts_D, limit, most, num_steps)
+    num_classes, unit = len(lengths_D), int(np.gcd.reduce(lengths_D))
+    own_D, limit = lengths_D // unit, capacity // unit
+    most = max_samples if max_samples < limit // int(own_D.min()) else 0  # 0 for any number
+    work = num_classes * (num_classes + limit * max(1, most))
+    if len(lengths_N) < _LEAST_SAMPLES * num_classes or work > _MAX_STEP_WORK:
+        return None
+    patterns_DD, uses_D = _solve(own_D, counts_D, limit, most, _MAX_WORK // work)
     samples_N = np.argsort(class_N, kind="stable")
     free = np.concatenate([[0], np.cumsum(counts_D)])
     ends, blocks, sizes = free[1:].copy(), [], []

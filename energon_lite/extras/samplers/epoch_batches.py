@@ -47,7 +47,7 @@ def cut_epoch(
     order_N: Int64Array,
     lengths: Int64Array,
     limits: Int64Array,
-    groups: Int64Array | None = None,
+    groups: Int64Array,
     *,
     window: int,
     drop_last: bool = False,
@@ -58,7 +58,7 @@ def cut_epoch(
         order_N: shape (N,); sample indices, in the order in which they are read.
         lengths: of all samples, by index.
         limits: of all samples, by index; see `cut_window`.
-        groups: of all samples, by index; None for one group.
+        groups: of all samples, by index.
         window: samples that are read for each window, besides those carried over.
         drop_last: whether to drop, at the end, what makes no full batch.
 
@@ -73,7 +73,7 @@ def cut_epoch(
         cut = cut_window(
             lengths[read],
             limits[read],
-            None if groups is None else groups[read],
+            groups[read],
             longest_first=number % 2 == 0,
             is_last=start + window >= len(order_N) and not drop_last,
         )

@@ -142,8 +142,10 @@ class TokenBudgetBatchSampler(PaddedEpochBatchSampler):
         window, is_shuffled = self.settings.window, self.settings.shuffle
         if is_shuffled:
             window = min(window, -(-len(order_N) // 2))
+        keys = self.boundary_key
         batches, windows_B = cut_epoch(
-            order_N, self.lengths, np.maximum(self.limits, 1), self.boundary_key, window=window,
+            order_N, self.lengths, np.maximum(self.limits, 1),
+            np.zeros_like(self.lengths) if keys is None else keys, window=window,
             drop_last=bool(self.drop_last),
         )  # fmt: skip
         cut = cut_lists(batches, self.layout.multiple)
