@@ -7,14 +7,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
 
 
 class Bar(Protocol):
@@ -31,10 +24,9 @@ def progress_bar(wanted: bool | None) -> Iterator[Bar | None]:
     if not (console.is_terminal if wanted is None else wanted):
         yield None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, TextColumn("{task.fields[more]}"), TimeRemainingColumn(), console=console
-    ) as progress:
+    name, more = "{task.description}", "{task.fields[more]}"
+    columns = (name, BarColumn(), MofNCompleteColumn(), more, TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
         tasks: dict[str, TaskID] = {}
 
         def show(what: str, done: int, total: int, more: str = "") -> None:

@@ -31,6 +31,7 @@ from energon_lite.formats.nvmeta import (
     index_path,
     read_index,
     read_info,
+    reindex,
 )
 from energon_lite.formats.sqlite import INDEX_SQLITE, IndexDatabase
 from energon_lite.formats.tar import BLOCK
@@ -286,7 +287,7 @@ def _check_database(root: PurePath, info: DatasetInfo, report: LintReport) -> bo
     try:
         with IndexDatabase(root) as index:
             if "samples" not in index.tables:
-                report.add_warning(file, f"has no table 'samples'; {_index_again(root)}")
+                report.add_warning(file, f"has no table 'samples'; {reindex(root / file)}")
             elif not index.has_unique_keys():
                 report.add_error(file, "two samples have the same key")
             counts = index.shard_counts()
@@ -296,12 +297,8 @@ def _check_database(root: PurePath, info: DatasetInfo, report: LintReport) -> bo
         report.add_error(file, error)
     for unknown in sorted(set(counts or ()) - set(range(len(info.shard_counts))))[:1]:
         what = f"has samples of shard number {unknown}, which {INFO_JSON} does not have"
-        report.add_error(file, f"{what}; {_index_again(root)}")
+        report.add_error(file, f"{what}; {reindex(root / file)}")
     return counts is not None
-
-
-def _index_again(root: PurePath) -> str:
-    return f"run `energon-lite prepare {root} --tar-index-only`"
 
 
 def _check_shard(root: Path, has_index: bool, task: tuple[int, str, int]) -> LintReport:
@@ -313,7 +310,7 @@ def _check_shard(root: Path, has_index: bool, task: tuple[int, str, int]) -> Lin
         task: number, name and samples of the shard.
     """
     number, name, num_samples = task
-    path, again = root / name, _index_again(root)
+    path, again = root / name, reindex(root / name)
     report = LintReport(path, shards=1)
     with report.errors_at(name):
         rows, end = scan_shard(path)
