@@ -48,8 +48,8 @@ LARGE_PART_BYTES = 1 << 30
 _SAMPLES_PER_TASK = 4096
 _LISTED_PER_PLACE = 20
 
-# Calls a function on tasks, and yields its reports; the text names what is done, for the progress.
-_Each = Callable[[Callable[[Any], "LintReport"], Sequence[Any], str], Iterator["LintReport"]]
+# Calls a function on tasks, and adds its reports; the text names what is done, for the progress.
+_Each = Callable[["LintReport", Callable[[Any], "LintReport"], Sequence[Any], str], None]
 
 
 class LintProblem(NamedTuple):
@@ -188,8 +188,7 @@ def lint_folder(
     _check_yaml(root, info, files, report)
     read = partial(_check_shard, root, _check_database(root, info, report))
     shards = [(n, *item) for n, item in enumerate(info.shard_counts.items())]
-    for found in each(read, shards, "Reading shards"):
-        report.add(found)
+    each(report, read, shards, "Reading shards")
     parts = _check_splits(root, info, split_config, report)
     if split_parts is not None:
         for name in set(split_parts) - {part.name for part in parts}:
@@ -233,15 +232,16 @@ def _lint_folders(
 def _with_progress(
     num_workers: int | None,
     progress: Callable[[str, int, int], None] | None,
+    report: LintReport,
     function: Callable[[Any], LintReport],
     tasks: Sequence[Any],
     what: str,
-) -> Iterator[LintReport]:
-    """Yields the report of each task, and draws the progress."""
+) -> None:
+    """Adds the report of each task, and draws the progress."""
     for number, found in enumerate(ordered_results(function, tasks, num_workers), 1):
         if isinstance(found, Exception):
             raise found
-        yield found
+        report.add(found)
         if progress is not None:
             progress(what, number, len(tasks))
 
@@ -377,10 +377,10 @@ def _check_splits(
         elif unused:
             what = f"{len(unused)} shards are in no split part, the first is {unused[0]!r}"
             report.add_warning(file, what)
-        wrong = (
-            f"exclude entry {e!r} fits no shard and excludes nothing" for e in excludes.unknown
+        report.add_warning(
+            file,
+            *(f"exclude entry {e!r} fits no shard and excludes nothing" for e in excludes.unknown),
         )
-        report.add_warning(file, *wrong)
     return usable
 
 
@@ -426,8 +426,7 @@ def _decode_all(
             factory.build()
             factories.append(factory)  # while it lives, no task searches a file for its samples
             tasks += [(name, n) for n in range(0, min(limit, len(factory)), _SAMPLES_PER_TASK)]
-    for found in each(partial(_decode, open_part), tasks, "Decoding samples"):
-        report.add(found)
+    each(report, partial(_decode, open_part), tasks, "Decoding samples")
 
 
 def _decode(open_part: Callable[..., Any], task: tuple[str, int]) -> LintReport:

@@ -139,13 +139,11 @@ def _find_rows(
     """Finds the rows of a tar, and the fields of a `ShardResult` about them."""
     before = path.stat()
     found, end = scan_shard(path)
-    media = MediaRows([], 0, 0, "")
-    if media_filter is not None:
-        members = (
-            MediaFile(f"{found.samples[index][1]}.{part}", path, offset, size)
-            for index, part, offset, size in found.parts
-        )
-        media = media_rows(members, media_filter)
+    members = (
+        MediaFile(f"{found.samples[index][1]}.{part}", path, offset, size)
+        for index, part, offset, size in found.parts
+    )
+    media = MediaRows([], 0, 0, "") if media_filter is None else media_rows(members, media_filter)
     after = path.stat()
     if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
         raise DatasetFormatError(f"{path}: changed while it was read; prepare again")
