@@ -390,7 +390,8 @@ def _extrapolated(
     is_known = targets_N > 0
     scale_N = np.divide(samples_N, targets_N, out=np.ones_like(samples_N), where=is_known)
     shares_KN = _targets(dataset, ends.tolist()) * scale_N
-    return np.array([_shares(row) for row in shares_KN]) * more_K[:, None]
+    more_KN: Float64Array = np.array([_shares(row) for row in shares_KN]) * more_K[:, None]
+    return more_KN
 
 
 def _targets(dataset: AnyDataset, ends: Sequence[float]) -> Float64Array:

@@ -239,8 +239,6 @@ def _with_progress(
 ) -> None:
     """Adds the report of each task, and draws the progress."""
     for number, found in enumerate(ordered_results(function, tasks, num_workers), 1):
-        if isinstance(found, Exception):
-            raise found
         report.add(found)
         if progress is not None:
             progress(what, number, len(tasks))
