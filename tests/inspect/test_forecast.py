@@ -137,6 +137,11 @@ def real_steps(
     return found
 
 
+def shown(found: Plan) -> str:
+    """What the command prints."""
+    return "\n".join(plan_text(found))
+
+
 def assert_predicted(found: Plan, real: list[Counter[str]]) -> None:
     """Compares a plan with the steps of a real run, in all and in each interval."""
     assert found.drawn_steps == found.steps == len(real)
@@ -173,7 +178,7 @@ def test_a_plan_stops_where_the_pass_of_the_first_rank_ends(root, name, world_si
     found = plan(path, steps=1000, world_size=world_size, num_streams=num_streams, **run)
     assert_predicted(found, real)
     assert f"the pass ends after {len(real)} of 1,000 steps" in found.warnings[0]
-    assert f"{len(real)} of 1,000 steps" in plan_text(found)
+    assert f"{len(real)} of 1,000 steps" in shown(found)
     shorter = plan(path, steps=len(real), world_size=world_size, num_streams=num_streams, **run)
     assert_predicted(shorter, real)
     assert not any("the pass ends" in warning for warning in shorter.warnings)
@@ -308,12 +313,12 @@ def test_what_a_long_run_has_after_the_drawn_samples_is_extrapolated(root, monke
     path = written(root, split)
     run = {"steps": 400, "batch_size": 2, "world_size": 2}
     exact = plan(path, **run)
-    assert "(exact)" in plan_text(exact)
+    assert "(exact)" in shown(exact)
     for most, close in ((1599, 4), (400, 15)):
         monkeypatch.setattr(module, "MAX_DRAWS", most)
         found = plan(path, **run)
         assert (exact.drawn_steps, found.drawn_steps, found.steps) == (400, most // 4, 400)
-        assert f"(exact for {most // 4} steps, then extrapolated)" in plan_text(found)
+        assert f"(exact for {most // 4} steps, then extrapolated)" in shown(found)
         assert found.samples == exact.samples
         for one, other in zip(exact.sources, found.sources, strict=True):
             assert one.name == other.name
@@ -356,7 +361,7 @@ def test_tokens_are_counted_with_an_index(root):
         assert source.target_share == pytest.approx(share)
         assert source.actual_share == pytest.approx(share, abs=0.02)
         assert source.actual_share == pytest.approx(source.tokens / total)
-    assert "tokens" in plan_text(found).splitlines()[1]
+    assert "tokens" in shown(found).splitlines()[1]
 
 
 def test_tokens_without_an_index_have_only_target_shares(root):
@@ -369,7 +374,7 @@ def test_tokens_without_an_index_have_only_target_shares(root):
     assert [source.target_share for source in found.sources] == [0.25, 0.75]
     assert all(source.samples is source.actual_share is None for source in found.sources)
     assert "Name a stored index with `lengths`" in found.warnings[0]
-    text = plan_text(found)
+    text = shown(found)
     assert "only shares can be predicted" in text
     assert "target shares of tokens over time" in text
     assert json.loads(json.dumps(found.to_json()))["samples"] is None
@@ -400,20 +405,20 @@ def test_a_plan_is_json_and_a_table(root):
     assert plain["samples"] == 800
     for name, value in report.items():
         assert plain[name] == (list(value) if isinstance(value, tuple) else value)
-    headline, header, *rows = plan_text(found).splitlines()
+    headline, header, *rows = shown(found).splitlines()
     assert "100 steps of 2 ranks x 4 samples, from 2 streams: 800 samples" in headline
     assert headline.endswith("of tars (exact)")
     assert header.split() == ["source", "size", "target", "actual", "samples", "epochs", "bytes"]
     assert [row.split()[0] for row in rows[:3]] == ["a/train", "b/train", "c/train"]
     assert rows[3] == "actual shares of samples over time:"
-    assert plan_text(plan(root / "a", steps=1)).startswith(
+    assert shown(plan(root / "a", steps=1)).startswith(
         f"{root / 'a'}, train: 1 step of 1 rank x 1 sample, from 1 stream: 1 sample, "
     )
 
 
 def test_of_many_warnings_the_first_are_shown(root):
     split = {"blend": [entry("c", weight=1), *(entry("a", weight=1e-9) for _ in range(30))]}
-    text = plan_text(plan(written(root, split), steps=7))
+    text = shown(plan(written(root, split), steps=7))
     assert text.count("warning: ") == 20
     assert text.endswith("and 10 more warnings")
 

@@ -15,6 +15,7 @@ import sys
 import tarfile
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -532,8 +533,10 @@ def fail_at_two(number: int) -> int:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_errors_of_data_are_results_and_bugs_are_raised(num_workers):
-    results = ordered_results(fail_at_two, [0, 3, 1, 2], num_workers)
+def test_errors_of_data_are_results_on_wish_and_bugs_are_raised(num_workers):
+    with pytest.raises(ValueError, match="bad data"):
+        list(ordered_results(fail_at_two, [0, 3, 1, 2], num_workers))
+    results = ordered_results(partial(pool.outcome, fail_at_two), [0, 3, 1, 2], num_workers)
     assert next(results) == 0
     assert str(next(results)) == "bad data"
     assert next(results) == 1

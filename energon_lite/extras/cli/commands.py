@@ -6,7 +6,7 @@ import importlib
 import json
 import logging
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -153,7 +153,7 @@ def _prepare(
         if options.is_metadataset(path):
             workers = request.num_workers
             found = late("extras.energon.energon_api.prepare_metadataset")(path, workers)
-            typer.echo(late("extras.inspect.text.joins_text")(path, found))
+            typer.echo("\n".join(late("extras.inspect.text.joins_text")(path, found)))
             return
         is_file = late("formats.known.format_of")(path).only_part is not None
         if not (request.tar_index_only or is_file):
@@ -251,17 +251,15 @@ def lint(
 ) -> None:
     """Reads a dataset and decodes every sample; exit code 1 if anything is wrong."""
     logger = logging.getLogger("energon_lite")
-    level = logger.level
-    with errors_as_text(), late("extras.cli.progress.progress_bar")(progress) as bar:
+    with errors_as_text(), ExitStack() as stack:
+        stack.callback(logger.setLevel, logger.level)
         logger.setLevel(logging.ERROR)  # the report has the warnings
-        try:
-            report = late("extras.inspect.lint.lint_dataset")(
-                path, split_parts=split_parts.split(",") if split_parts else None,
-                split_config=split_config, dataset_config=dataset_config,
-                num_workers=num_workers, decode=decode, trust=trust, progress=bar,
-            )  # fmt: skip
-        finally:
-            logger.setLevel(level)
+        bar = stack.enter_context(late("extras.cli.progress.progress_bar")(progress))
+        report = late("extras.inspect.lint.lint_dataset")(
+            path, split_parts=split_parts.split(",") if split_parts else None,
+            split_config=split_config, dataset_config=dataset_config,
+            num_workers=num_workers, decode=decode, trust=trust, progress=bar,
+        )  # fmt: skip
     print_report(report, "lint_text", as_json)
     raise typer.Exit(0 if report.is_ok else 1)
 

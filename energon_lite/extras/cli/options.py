@@ -77,8 +77,8 @@ def print_report(report: Any, text: str, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(report, indent=2, default=lambda value: value.to_json()))
         return
-    write = late(f"extras.inspect.text.{text}")
-    typer.echo("\n".join(map(write, report if isinstance(report, list) else [report])))
+    for one in report if isinstance(report, list) else [report]:
+        typer.echo("\n".join(late(f"extras.inspect.text.{text}")(one)))
 
 
 @contextmanager

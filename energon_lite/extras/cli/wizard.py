@@ -65,7 +65,6 @@ class Answers:
         # A closed stdin is None.
         self._is_open = can_ask and sys.stdin is not None
         self._on_stderr = on_stderr
-        self._left = b""
 
     def say(self, text: str, nl: bool = True) -> None:
         """Prints what belongs to a question."""
@@ -128,14 +127,13 @@ class Answers:
             descriptor = sys.stdin.fileno()
         except io.UnsupportedOperation:  # no real file
             return sys.stdin.readline()
-        limit = None if sys.stdin.isatty() else LIMIT_SEC
-        while b"\n" not in self._left and select.select([descriptor], [], [], limit)[0]:
-            more = os.read(descriptor, 65536)
-            if not more:
+        limit, line = None if sys.stdin.isatty() else LIMIT_SEC, b""
+        while not line.endswith(b"\n") and select.select([descriptor], [], [], limit)[0]:
+            byte = os.read(descriptor, 1)  # what follows the line is left for the next question
+            if not byte:
                 break
-            self._left += more
-        line, newline, self._left = self._left.partition(b"\n")
-        return (line + newline).decode("utf-8", "replace")
+            line += byte
+        return line.decode("utf-8", "replace")
 
 
 def complete(

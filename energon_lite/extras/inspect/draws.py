@@ -187,14 +187,10 @@ def draw_run(draw: Callable[[Stream, int], StreamDraws], run: RunShape) -> RunDr
         if num_steps == run.steps or all(own.num_items < num_batches * size for own in streams):
             break
         num_batches *= 2
-    draws = joined(
-        [
-            own.draws._replace(items=own.draws.items * num_streams + s)
-            for s, own in enumerate(streams)
-        ]
-    )
-    items, of_stream = np.divmod(draws.items, num_streams)
-    steps_D = steps_BS[items // size, of_stream]
+    draws = joined([own.draws for own in streams])
+    streams_D = np.repeat(np.arange(num_streams), [len(own.draws.items) for own in streams])
+    steps_D = steps_BS[draws.items // size, streams_D]
+    draws = draws._replace(items=draws.items * num_streams + streams_D)
     is_in = steps_D < num_steps
     num_dropped = sum(own.num_dropped for own in streams)
     total = int(batches_S.sum())

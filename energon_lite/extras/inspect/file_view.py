@@ -100,9 +100,8 @@ class DatasetFiles:
         if not is_utf8(path):
             return False
         path = self._prefix + path
-        if path == self._prefix or (self.sample_folders and self._samples(path)):
-            return True
-        return self._has_keys(f"{path}/", path + _AFTER_SLASH)
+        is_sample = self.sample_folders and self._has_keys(path, path + "\0")
+        return path == self._prefix or is_sample or self._has_keys(f"{path}/", path + _AFTER_SLASH)
 
     def find(self, path: str) -> FilePlace | None:
         """Returns where a file lies; None where there is no file of this path."""
@@ -133,33 +132,27 @@ class DatasetFiles:
         query = "SELECT 1 FROM samples WHERE sample_key >= ? AND sample_key < ? LIMIT 1"
         return bool(self._tars.index().rows(query, (start, stop), int))
 
-    def _samples(self, key: str) -> list[tuple[int, int, int, int]]:
-        """Returns (tar_file_id, sample_index, offset, size) of the samples with a key."""
-        return self._tars.index().rows(
+    def _sample_files(self, key: str) -> dict[str, FilePlace]:
+        """Returns the files of a sample by the names of their parts; none without the sample."""
+        index = self._tars.index()
+        samples = index.rows(
             "SELECT tar_file_id, sample_index, byte_offset, byte_size FROM samples "
             "WHERE sample_key = ? ORDER BY tar_file_id, sample_index", (key,), int, int, int, int,
         )  # fmt: skip
-
-    def _sample_files(self, key: str) -> dict[str, FilePlace]:
-        """Returns the files of a sample by the names of their parts; none without the sample."""
-        samples = self._samples(key)
-        if not samples:
-            return {}
-        names = [self._shard(sample[0]) for sample in samples]
-        number = samples[0][0]
+        lines = [f"{key!a} is the key of several samples. Shown is the first one:"]
+        for number, *_ in samples:
+            if not 0 <= number < len(self.shards):
+                raise index.error(f"names a shard {number} of {len(self.shards)}")
+            lines.append(self.shards[number])
         files = {
-            part: FilePlace(number, offset, size) for part, offset, size in self._parts(*samples[0])
+            part: FilePlace(sample[0], offset, size)
+            for sample in samples[:1]
+            for part, offset, size in self._parts(*sample)
         }
         if len(samples) > 1:
-            lines = [f"{key!a} is the key of several samples. Shown is the first one:"]
-            text = "".join(f"{line}\n" for line in (*lines, *names)).encode()
+            text = "".join(f"{line}\n" for line in lines).encode()
             files[SAME_KEY] = FilePlace(-1, 0, len(text), text)
         return files
-
-    def _shard(self, tar_file_id: int) -> str:
-        if not 0 <= tar_file_id < len(self.shards):
-            raise self._tars.index().error(f"names a shard {tar_file_id} of {len(self.shards)}")
-        return self.shards[tar_file_id]
 
     def _parts(
         self, tar_file_id: int, sample_index: int, offset: int, size: int

@@ -390,10 +390,8 @@ def _extrapolated(
     is_known = targets_N > 0
     scale_N = np.divide(samples_N, targets_N, out=np.ones_like(samples_N), where=is_known)
     shares_KN = _targets(dataset, ends.tolist()) * scale_N
-    totals_K1 = shares_KN.sum(axis=1, keepdims=True)
-    shares_KN = np.divide(shares_KN, totals_K1, out=shares_KN, where=totals_K1 > 0)
-    extrapolated: Float64Array = shares_KN * more_K[:, None]
-    return extrapolated
+    more_KN: Float64Array = np.array([_shares(row) for row in shares_KN]) * more_K[:, None]
+    return more_KN
 
 
 def _targets(dataset: AnyDataset, ends: Sequence[float]) -> Float64Array:
@@ -445,8 +443,7 @@ def _intervals(sources: Sequence[SourcePlan], forecast: _Forecast) -> Iterator[I
 
 
 def _shares(counts: Float64Array) -> Float64Array:
-    total = counts.sum()
-    shares: Float64Array = counts / total if total else counts
+    shares: Float64Array = counts / (counts.sum() or 1)
     return shares
 
 

@@ -31,6 +31,7 @@ from energon_lite.formats.nvmeta import (
     index_path,
     read_index,
     read_info,
+    reindex,
 )
 from energon_lite.formats.sqlite import INDEX_SQLITE, IndexDatabase
 from energon_lite.formats.tar import BLOCK
@@ -47,8 +48,8 @@ LARGE_PART_BYTES = 1 << 30
 _SAMPLES_PER_TASK = 4096
 _LISTED_PER_PLACE = 20
 
-# Calls a function on tasks, and yields its reports; the text names what is done, for the progress.
-_Each = Callable[[Callable[[Any], "LintReport"], Sequence[Any], str], Iterator["LintReport"]]
+# Calls a function on tasks, and adds its reports; the text names what is done, for the progress.
+_Each = Callable[["LintReport", Callable[[Any], "LintReport"], Sequence[Any], str], None]
 
 
 class LintProblem(NamedTuple):
@@ -187,8 +188,7 @@ def lint_folder(
     _check_yaml(root, info, files, report)
     read = partial(_check_shard, root, _check_database(root, info, report))
     shards = [(n, *item) for n, item in enumerate(info.shard_counts.items())]
-    for found in each(read, shards, "Reading shards"):
-        report.add(found)
+    each(report, read, shards, "Reading shards")
     parts = _check_splits(root, info, split_config, report)
     if split_parts is not None:
         for name in set(split_parts) - {part.name for part in parts}:
@@ -232,15 +232,14 @@ def _lint_folders(
 def _with_progress(
     num_workers: int | None,
     progress: Callable[[str, int, int], None] | None,
+    report: LintReport,
     function: Callable[[Any], LintReport],
     tasks: Sequence[Any],
     what: str,
-) -> Iterator[LintReport]:
-    """Yields the report of each task, and draws the progress."""
+) -> None:
+    """Adds the report of each task, and draws the progress."""
     for number, found in enumerate(ordered_results(function, tasks, num_workers), 1):
-        if isinstance(found, Exception):
-            raise found
-        yield found
+        report.add(found)
         if progress is not None:
             progress(what, number, len(tasks))
 
@@ -286,7 +285,7 @@ def _check_database(root: PurePath, info: DatasetInfo, report: LintReport) -> bo
     try:
         with IndexDatabase(root) as index:
             if "samples" not in index.tables:
-                report.add_warning(file, f"has no table 'samples'; {_index_again(root)}")
+                report.add_warning(file, f"has no table 'samples'; {reindex(root / file)}")
             elif not index.has_unique_keys():
                 report.add_error(file, "two samples have the same key")
             counts = index.shard_counts()
@@ -296,12 +295,8 @@ def _check_database(root: PurePath, info: DatasetInfo, report: LintReport) -> bo
         report.add_error(file, error)
     for unknown in sorted(set(counts or ()) - set(range(len(info.shard_counts))))[:1]:
         what = f"has samples of shard number {unknown}, which {INFO_JSON} does not have"
-        report.add_error(file, f"{what}; {_index_again(root)}")
+        report.add_error(file, f"{what}; {reindex(root / file)}")
     return counts is not None
-
-
-def _index_again(root: PurePath) -> str:
-    return f"run `energon-lite prepare {root} --tar-index-only`"
 
 
 def _check_shard(root: Path, has_index: bool, task: tuple[int, str, int]) -> LintReport:
@@ -313,7 +308,7 @@ def _check_shard(root: Path, has_index: bool, task: tuple[int, str, int]) -> Lin
         task: number, name and samples of the shard.
     """
     number, name, num_samples = task
-    path, again = root / name, _index_again(root)
+    path, again = root / name, reindex(root / name)
     report = LintReport(path, shards=1)
     with report.errors_at(name):
         rows, end = scan_shard(path)
@@ -380,10 +375,10 @@ def _check_splits(
         elif unused:
             what = f"{len(unused)} shards are in no split part, the first is {unused[0]!r}"
             report.add_warning(file, what)
-        wrong = (
-            f"exclude entry {e!r} fits no shard and excludes nothing" for e in excludes.unknown
+        report.add_warning(
+            file,
+            *(f"exclude entry {e!r} fits no shard and excludes nothing" for e in excludes.unknown),
         )
-        report.add_warning(file, *wrong)
     return usable
 
 
@@ -429,8 +424,7 @@ def _decode_all(
             factory.build()
             factories.append(factory)  # while it lives, no task searches a file for its samples
             tasks += [(name, n) for n in range(0, min(limit, len(factory)), _SAMPLES_PER_TASK)]
-    for found in each(partial(_decode, open_part), tasks, "Decoding samples"):
-        report.add(found)
+    each(report, partial(_decode, open_part), tasks, "Decoding samples")
 
 
 def _decode(open_part: Callable[..., Any], task: tuple[str, int]) -> LintReport:

@@ -12,11 +12,10 @@ import torch
 
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.decoding.sample_decoder import SampleDecoder
-from energon_lite.extras.energon.energon_api import load_dataset
 from energon_lite.extras.media.av_decoder import AVDecoder
 from energon_lite.metadataset.build import build_training, build_validation
 from energon_lite.metadataset.nodes import Blend, Leaf, walk
-from energon_lite.metadataset.open import LeafOpener
+from energon_lite.metadataset.open import LeafOpener, open_node
 
 _COLUMNS, _ROWS = 60, 12  # of a picture
 _SHADES = " .:-=+*#%@"
@@ -43,8 +42,7 @@ def sample_texts(
         FileNotFoundError: The path does not exist.
         DatasetFormatError: It is not valid, or has no such split.
     """
-    settings = {"dataset_config": dataset_config} if dataset_config else {}
-    node = load_dataset(path, **settings).node(split_part)
+    node = open_node(path, split_part, {"dataset_config": dataset_config} if dataset_config else {})
     is_by_tokens = any(isinstance(one, Blend) and one.unit == "tokens" for one in walk(node))
     is_blend = not isinstance(node, Leaf) and not is_by_tokens  # tokens need an encoder
     opener = LeafOpener(

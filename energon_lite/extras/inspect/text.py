@@ -1,4 +1,4 @@
-"""Reports as text for people."""
+"""Reports as lines of text for people."""
 
 from __future__ import annotations
 
@@ -41,109 +41,99 @@ def _amount(samples: int, shards: int) -> str:
     return f"{counted(samples, 'sample')} in {counted(shards, 'shard')}"
 
 
-def prepared_text(report: PrepareReport) -> str:
-    """Writes what `prepare_dataset` did."""
+def prepared_text(report: PrepareReport) -> Iterator[str]:
+    """Yields what `prepare_dataset` did."""
     prepared, wrote = "Prepared", "wrote"
     if report.is_dry_run:
         prepared, wrote = "Would prepare", "would write"
     amount, size = _amount(report.samples, report.shards), size_text(report.size_bytes)
-    lines = [f"{prepared} {report.path}: {amount}, {size}"]
+    yield f"{prepared} {report.path}: {amount}, {size}"
     if report.resumed_shards:
-        lines.append(f"  read by an earlier run: {counted(report.resumed_shards, 'shard')}")
+        yield f"  read by an earlier run: {counted(report.resumed_shards, 'shard')}"
     for name, split in report.splits.items():
-        lines.append(f"  {name}: {_amount(split.samples, split.shards)}")
+        yield f"  {name}: {_amount(split.samples, split.shards)}"
     parts = [
         f"{name} ({count:,}{f' of {report.samples:,}' if count < report.samples else ''})"
         for name, count in report.parts.items()
     ]
     if len(parts) > 10:
         parts[10:] = [f"and {len(parts) - 10:,} more"]
-    lines.append("  parts: " + ", ".join(parts))
+    yield "  parts: " + ", ".join(parts)
     if report.media_files is not None:
-        lines.append(f"  media metadata of {counted(report.media_files, 'file')}")
-    lines.append(f"  {wrote} {', '.join(report.written)}")
-    lines += [f"  warning: {warning}" for warning in report.warnings]
-    # The last line is Energon's, which scripts look for.
-    is_file = format_of(report.path).only_part is not None
-    found = f". Found {counted(report.samples, 'sample')}." if is_file else ""
-    lines += [] if report.is_dry_run else [f"Done{found}"]
-    return "\n".join(lines)
+        yield f"  media metadata of {counted(report.media_files, 'file')}"
+    yield f"  {wrote} {', '.join(report.written)}"
+    yield from (f"  warning: {warning}" for warning in report.warnings)
+    if not report.is_dry_run:  # the last line is Energon's, which scripts look for
+        is_file = format_of(report.path).only_part is not None
+        yield f"Done. Found {counted(report.samples, 'sample')}." if is_file else "Done"
 
 
-def media_text(report: MediaReport) -> str:
-    """Writes what `prepare_media` did."""
+def media_text(report: MediaReport) -> Iterator[str]:
+    """Yields what `prepare_media` did."""
     kind = "webdataset" if report.is_webdataset else "filesystem dataset"
-    lines = [f"Prepared {kind} {report.path}"]
-    lines += [f"  warning: {warning}" for warning in report.warnings]
-    return "\n".join([*lines, f"Done. Stored metadata for {report.stored} files."])
+    yield f"Prepared {kind} {report.path}"
+    yield from (f"  warning: {warning}" for warning in report.warnings)
+    yield f"Done. Stored metadata for {report.stored} files."
 
 
-def checkpoint_text(report: Mapping[str, Any]) -> str:
-    """Writes what `checkpoint_info` found."""
+def checkpoint_text(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what `checkpoint_info` found."""
     states, num_files = report["states"], report["files"]
     kind = "Per-rank checkpoint files" if num_files > 1 else "One checkpoint file"
-    lines = [
-        f"Checkpoint type: {kind}, {counted(len(states), 'state')} of energon_lite",
-        f"Number of DP ranks: {report['world_size']}",
-        f"Number of streams: {report['num_streams']}",
-        *(f"warning: {warning}" for warning in report["warnings"]),
-        "",
-        "Detailed information:",
-    ]
+    yield f"Checkpoint type: {kind}, {counted(len(states), 'state')} of energon_lite"
+    yield f"Number of DP ranks: {report['world_size']}"
+    yield f"Number of streams: {report['num_streams']}"
+    yield from (f"warning: {warning}" for warning in report["warnings"])
+    yield "\nDetailed information:"
     for state in states:
         end = ", at the end" if state["ended"] else ""
-        lines += [
-            f"  Rank {state['rank']} ({state['file']}):",
-            f"    Pass {state['pass']}{end}",
-            f"    Batches since the pass, or a virtual epoch, began: {state['items_in_pass']:,}",
-            f"    Batches since the topology last changed: {state['count']:,}",
-            f"    Number of stream states: {state['streams']}",
-        ]
-        lines += [
-            f"    {name}: {row['samples']:,} samples read (also into buffers), "
-            f"{row['skipped']:,} skipped"
-            for name, row in state["sources"].items()
-        ]
-    return "\n".join(lines)
+        yield f"  Rank {state['rank']} ({state['file']}):"
+        yield f"    Pass {state['pass']}{end}"
+        yield f"    Batches since the pass, or a virtual epoch, began: {state['items_in_pass']:,}"
+        yield f"    Batches since the topology last changed: {state['count']:,}"
+        yield f"    Number of stream states: {state['streams']}"
+        for name, row in state["sources"].items():
+            read = f"{row['samples']:,} samples read (also into buffers)"
+            yield f"    {name}: {read}, {row['skipped']:,} skipped"
 
 
-def info_text(report: Mapping[str, Any]) -> str:
-    """Writes what `dataset_info` found."""
+def info_text(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what `dataset_info` or `metadataset_info` found."""
     head = f"{report['name']}: {report['path']}"
     if "metadataset" in report:
-        return "\n".join([f"{head} (metadataset)", *_metadataset_lines(report["metadataset"])])
+        yield f"{head} (metadataset)"
+        yield from _metadataset_lines(report["metadataset"])
+        return
     samples, size = counted(report["samples"], "sample"), "size unknown, a shard is missing"
     if report["size_bytes"] is not None:
         size = size_text(report["size_bytes"])
     if "is_indexed" in report:
         name, index = format_of(PurePath(report["path"])).name, _INDEXED[report["is_indexed"]]
-        return f"{head} ({samples}, {size})\n  {name}, crude samples, in every split{index}"
-    lines = [
-        f"{head} ({samples}, {size} in {counted(report['shards'], 'shard')})",
-        f"  written by energon version: {report['energon_version'] or 'unknown'}",
-    ]
+        yield f"{head} ({samples}, {size})\n  {name}, crude samples, in every split{index}"
+        return
+    yield f"{head} ({samples}, {size} in {counted(report['shards'], 'shard')})"
+    yield f"  written by energon version: {report['energon_version'] or 'unknown'}"
     dataset = report["dataset"]
     if dataset is None:
-        lines.append(f"  sample type: none ({META}/{DEFAULT_DATASET} is missing)")
+        yield f"  sample type: none ({META}/{DEFAULT_DATASET} is missing)"
     else:
         label = "sample type" if dataset["kind"] == "samples" else "dataset class"
-        lines.append(f"  {label}: {dataset['class']} ({dataset['module']})")
+        yield f"  {label}: {dataset['class']} ({dataset['module']})"
         for name, access in (dataset["field_map"] or {}).items():
-            lines.append(f"    {name}: {access}")
+            yield f"    {name}: {access}"
     if report["parts"] is not None:
-        lines.append("  parts:")
+        yield "  parts:"
         for name, part in report["parts"].items():
             count = counted(part["count"], "member")
-            lines.append(f"    {name}: {count}, {size_text(part['size_bytes'])}")
-    lines.append("  splits:" if report["splits"] else "  splits: none")
+            yield f"    {name}: {count}, {size_text(part['size_bytes'])}"
+    yield "  splits:" if report["splits"] else "  splits: none"
     for name, split in report["splits"].items():
         text = split.get("error")
         if text is None:
             text = f"{split['share']:.1%}, {_amount(split['samples'], split['shards'])}"
             if split["excluded_samples"]:
                 text += f", {split['excluded_samples']:,} of them excluded"
-        lines.append(f"    {name}: {text}")
-    return "\n".join(lines)
+        yield f"    {name}: {text}"
 
 
 def _metadataset_lines(splits: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
@@ -158,49 +148,46 @@ def _metadataset_lines(splits: Mapping[str, Sequence[Mapping[str, Any]]]) -> Ite
             yield f"    {source['name']}: {text}"
 
 
-def lint_text(report: LintReport) -> str:
-    """Writes what `lint_dataset` found, errors first."""
+def lint_text(report: LintReport) -> Iterator[str]:
+    """Yields what `lint_dataset` found, errors first."""
     problems = {"error": report.errors, "warning": report.warnings}
-    lines = [f"{kind}: {at}: {text}" for kind, found in problems.items() for at, text in found]
+    for kind, found in problems.items():
+        yield from (f"{kind}: {at}: {text}" for at, text in found)
     counts = ", ".join(counted(len(found), kind) for kind, found in problems.items())
     shards, samples = counted(report.shards, "shard"), counted(report.samples, "sample")
-    lines.append(
-        f"{report.path}: {shards}, {samples} decoded ({report.failed_samples:,} failed), {counts}"
-    )
-    return "\n".join(lines)
+    yield f"{report.path}: {shards}, {samples} decoded ({report.failed_samples:,} failed), {counts}"
 
 
-def lengths_text(report: LengthReport) -> str:
-    """Writes what `measure_lengths` found of a split part."""
+def lengths_text(report: LengthReport) -> Iterator[str]:
+    """Yields what `measure_lengths` found of a split part."""
     sums = ", ".join(
         f"{total:,} {name} (longest {report.longest[name]:,})"
         for name, total in report.totals.items()
     )
-    lines = [f"{report.path}, {report.split_part}: {counted(report.samples, 'sample')}, {sums}"]
+    yield f"{report.path}, {report.split_part}: {counted(report.samples, 'sample')}, {sums}"
     if report.measured < report.samples:
-        lines.append(f"  measured before: {report.samples - report.measured:,} of them")
+        yield f"  measured before: {report.samples - report.measured:,} of them"
     if report.skipped or report.failed:
-        lines.append(f"  of length 0: {report.skipped:,} skipped, {report.failed:,} failed")
-        lines += [f"    {sample}: {error}" for sample, error in report.problems]
-    lines.append(f"  {report.file}")
-    return "\n".join(lines)
+        yield f"  of length 0: {report.skipped:,} skipped, {report.failed:,} failed"
+        yield from (f"    {sample}: {error}" for sample, error in report.problems)
+    yield f"  {report.file}"
 
 
-def balance_text(report: BalanceReport) -> str:
-    """Writes what `balance_report` predicts, with a bar of the ranks' busy time for each order."""
+def balance_text(report: BalanceReport) -> Iterator[str]:
+    """Yields what `balance_report` predicts, with a bar of the ranks' busy time for each order."""
     sizes = {"rank": report.ranks, "step": report.steps, "sample": report.samples}
     counts = ", ".join(counted(size, what) for what, size in sizes.items())
-    lines = [f"{report.path}: {counts}, packs of {counted(report.capacity, 'token')}"]
+    yield f"{report.path}: {counts}, packs of {counted(report.capacity, 'token')}"
     if report.overlong:
-        lines.append(f"longer than a pack, counted as one: {counted(report.overlong, 'sample')}")
+        yield f"longer than a pack, counted as one: {counted(report.overlong, 'sample')}"
     if report.skipped:
-        lines.append(f"of length 0, skipped: {counted(report.skipped, 'sample')}")
+        yield f"of length 0, skipped: {counted(report.skipped, 'sample')}"
     rows = [("", "padding", "imbalance", "idle", "busy".ljust(_BAR))]
     for row in report.rows:
         busy = "█" * round((1 - row.idle) * _BAR)
         figures = f"{1 - row.full:.2%}", f"{row.imbalance:.4f}", f"{row.idle:.2%}"
         rows.append((row.name, *figures, busy.ljust(_BAR, "·")))
-    return "\n".join([*lines, *table_lines(rows)])
+    yield from table_lines(rows)
 
 
 # Of a thousand sources, a screenful.
@@ -216,21 +203,22 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
 }
 
 
-def plan_text(plan: Plan) -> str:
-    """Writes a plan: what is read of each source, shares over time, warnings."""
-    lines = [_headline(plan), *_packs(plan), *_table(_source_rows(plan))]
+def plan_text(plan: Plan) -> Iterator[str]:
+    """Yields a plan: what is read of each source, shares over time, warnings."""
+    yield _headline(plan)
+    yield from _packs(plan)
+    yield from _table(_source_rows(plan))
     if len(plan.sources) > 1 and len(plan.intervals) > 1:
         kind = "actual" if plan.drawn_steps else "target"
-        lines.append(f"{kind} shares of {plan.unit} over time:")
+        yield f"{kind} shares of {plan.unit} over time:"
         rows = [("from step", *(f"{interval.start:,}" for interval in plan.intervals))]
         for source in plan.sources:
             shares = (interval.actual or interval.target for interval in plan.intervals)
             rows.append((source.name, *(f"{found[source.name]:.2%}" for found in shares)))
-        lines += _table(rows)
-    lines += [f"warning: {warning}" for warning in plan.warnings[:_LISTED_WARNINGS]]
+        yield from _table(rows)
+    yield from (f"warning: {warning}" for warning in plan.warnings[:_LISTED_WARNINGS])
     if len(plan.warnings) > _LISTED_WARNINGS:
-        lines.append(f"and {len(plan.warnings) - _LISTED_WARNINGS:,} more warnings")
-    return "\n".join(lines)
+        yield f"and {len(plan.warnings) - _LISTED_WARNINGS:,} more warnings"
 
 
 def _headline(plan: Plan) -> str:
@@ -249,10 +237,10 @@ def _headline(plan: Plan) -> str:
     return f"{text}: {samples}, {size_text(plan.read_bytes)} of tars ({how})"
 
 
-def _packs(plan: Plan) -> list[str]:
+def _packs(plan: Plan) -> Iterator[str]:
     packing = plan.packing
     if packing is None or plan.samples is None:
-        return []
+        return
     mean = plan.samples / packing.packs if packing.packs else 0
     text = (
         f"packs of {counted(packing.capacity, 'token')} by index {packing.lengths!r}: "
@@ -262,7 +250,7 @@ def _packs(plan: Plan) -> list[str]:
         text += f"; {counted(packing.packs_per_pass, 'pack')} in a pass"
     if packing.dropped:
         text += f"; {counted(packing.dropped, 'sample')} in none"
-    return [text]
+    yield text
 
 
 def _source_rows(plan: Plan) -> list[tuple[str, ...]]:
@@ -279,24 +267,22 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return [f"  {line}" for line in table_lines(rows)]
 
 
-def joins_text(path: PurePath, joins: Sequence[tuple[PurePath, Any]]) -> str:
-    """Returns how the samples of the joins of a metadataset match.
+def joins_text(path: PurePath, joins: Sequence[tuple[PurePath, Any]]) -> Iterator[str]:
+    """Yields how the samples of the joins of a metadataset match.
 
     Args:
         path: the metadataset.
         joins: for each join the file of its index, and a `JoinReport`, or None if it was there.
     """
     if not joins:
-        return f"{path} is a metadataset without mistakes; there is nothing to prepare"
-    lines = []
+        yield f"{path} is a metadataset without mistakes; there is nothing to prepare"
     for file, report in dict(joins).items():
         if report is None:
-            lines.append(f"{file} is up to date")
+            yield f"{file} is up to date"
             continue
-        lines.append(f"Joined {report.rows:,} of {counted(report.samples, 'sample')} in {file}")
+        yield f"Joined {report.rows:,} of {counted(report.samples, 'sample')} in {file}"
         for name, missing in report.missing.items():
             keys = ", ".join(map(repr, report.listed[name]))
             as_keys = f", as {keys}" if keys else ""
             unused = counted(report.unused[name], "sample")
-            lines.append(f"  {name}: no match for {missing:,}{as_keys}; {unused} not used")
-    return "\n".join(lines)
+            yield f"  {name}: no match for {missing:,}{as_keys}; {unused} not used"

@@ -248,12 +248,7 @@ def _hashes(sides: Sequence[JoinSide], num_workers: int | None) -> list[Int64Arr
         counts = np.diff(side.reader.starts).tolist()
         shards = zip(side.reader.shards, side.reader.tar_file_ids, counts, strict=True)
         tasks += [_Shard(side.root, *shard) for shard in shards]
-    found = []
-    for result in ordered_results(_hashed, tasks, num_workers):
-        if isinstance(result, Exception):
-            raise result
-        found.append(result)
-    rest = iter(found)
+    rest = ordered_results(_hashed, tasks, num_workers)
     return [np.concatenate([*islice(rest, len(side.reader.shards))]) for side in sides]
 
 

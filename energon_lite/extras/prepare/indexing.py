@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import islice, pairwise
+from itertools import groupby, islice, pairwise
+from operator import itemgetter
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -120,16 +121,16 @@ def index_shard(
             samples; names file, key and members.
         OSError: The tar cannot be read, also after several tries.
     """
-    return files.retried(lambda: _index_shard(*task, media_filter), task[0].path)
+    shard, folder = task
+    rows, make = rows_path(folder, shard.name), partial(_find_rows, shard.path, media_filter)
 
+    def indexed() -> ShardResult:
+        status = shard.path.stat()
+        made_from = [shard.name, status.st_size, status.st_mtime_ns, *made_by(media_filter)]
+        record, is_resumed = kept_or_made(rows, made_from, make)
+        return ShardResult(shard, rows, status.st_size, is_resumed, **record)
 
-def _index_shard(shard: Shard, folder: Path, media_filter: MediaFilterConfig | None) -> ShardResult:
-    rows = rows_path(folder, shard.name)
-    status = shard.path.stat()
-    made_from = [shard.name, status.st_size, status.st_mtime_ns, *made_by(media_filter)]
-    make = partial(_find_rows, shard.path, media_filter)
-    record, is_resumed = kept_or_made(rows, made_from, make)
-    return ShardResult(shard, rows, status.st_size, is_resumed, **record)
+    return files.retried(indexed, shard.path)
 
 
 def _find_rows(
@@ -138,13 +139,11 @@ def _find_rows(
     """Finds the rows of a tar, and the fields of a `ShardResult` about them."""
     before = path.stat()
     found, end = scan_shard(path)
-    media = MediaRows([], 0, 0, "")
-    if media_filter is not None:
-        members = (
-            MediaFile(f"{found.samples[index][1]}.{part}", path, offset, size)
-            for index, part, offset, size in found.parts
-        )
-        media = media_rows(members, media_filter)
+    members = (
+        MediaFile(f"{found.samples[index][1]}.{part}", path, offset, size)
+        for index, part, offset, size in found.parts
+    )
+    media = MediaRows([], 0, 0, "") if media_filter is None else media_rows(members, media_filter)
     after = path.stat()
     if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
         raise DatasetFormatError(f"{path}: changed while it was read; prepare again")
@@ -235,21 +234,18 @@ def iter_dataset_content(
     Raises:
         DatasetFormatError: The tar is unreadable.
     """
-    tar, key = local_path(path), None
-    sample: dict[str, bytes | None] = {}
+    tar = local_path(path)
     file = files.open_bytes(tar)
-    for header in iter_tar(tar):
-        found = header.key_and_part()
-        if found is None:
-            continue
-        if found[0] != key and sample:
-            yield sample
-            sample = {}
-        key, part = found
-        is_read = part in extract_keys
-        sample[part] = file.read(header.data, header.data + header.size) if is_read else None
-    if sample:
-        yield sample
+    members = (
+        (*found, header.data, header.data + header.size)
+        for header in iter_tar(tar)
+        if (found := header.key_and_part()) is not None
+    )
+    for _, sample in groupby(members, itemgetter(0)):
+        yield {
+            part: file.read(start, stop) if part in extract_keys else None
+            for _, part, start, stop in sample
+        }
 
 
 def _twice(

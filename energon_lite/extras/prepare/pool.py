@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from functools import partial
 from typing import TypeVar
 
 from energon_lite.core.topology import num_cores
@@ -39,8 +38,8 @@ def _watch_parent(parent: int) -> None:
 
 def ordered_results(
     function: Callable[[Task], Result], tasks: Sequence[Task], num_workers: int | None
-) -> Iterator[Result | Exception]:
-    """Calls a function on each task, and yields what it returned, or its ValueError or OSError.
+) -> Iterator[Result]:
+    """Calls a function on each task, and yields what it returned.
 
     Args:
         function: a function of a module.
@@ -50,11 +49,12 @@ def ordered_results(
 
     Raises:
         RuntimeError: A worker process died, or none finished a task for an hour.
+        Exception: What the function raised on a task, in the place of its result; see `outcome`.
     """
     if num_workers is None:
         num_workers = min(_MAX_WORKERS, num_cores())
     if num_workers <= 1 or len(tasks) <= 1:
-        yield from (_outcome(partial(function, task)) for task in tasks)
+        yield from map(function, tasks)
         return
     # Forked workers start at once and need no importable main module.
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
@@ -76,7 +76,7 @@ def ordered_results(
                     f"The first open task: {tasks[index]!s:.300}. Check that its files can be "
                     "read, and run the same command again"
                 )
-            yield _outcome(future.result)
+            yield future.result()
     except BrokenProcessPool:
         raise RuntimeError(
             "a worker process died (killed, or out of memory). Run the same command again; fewer "
@@ -86,9 +86,10 @@ def ordered_results(
         executor.shutdown(cancel_futures=True)
 
 
-def _outcome(call: Callable[[], Result]) -> Result | Exception:
+def outcome(function: Callable[[Task], Result], task: Task) -> Result | Exception:
+    """Calls a function, and returns its result, or the ValueError or OSError that it raised."""
     try:
-        return call()
+        return function(task)
     except (ValueError, OSError) as error:
         return error
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.extras.media.media_headers import MediaFile, MediaFilterConfig, media_rows
@@ -33,6 +33,8 @@ from energon_lite.formats.sqlite import INDEX_SQLITE
 from energon_lite.storage import files
 
 _FILES_PER_TASK = 256
+# Of each file of a folder: name, size and time of the last change.
+_Files = list[tuple[str, int, int]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,30 +127,18 @@ def _read_tars(plan: decisions.Plan, folder: Path) -> list[ShardResult]:
 # -------------------------------------------------------------------------------- plain files
 
 
-class _FileGroup(NamedTuple):
-    """Some files of a folder: name, size and time of the last change of each."""
-
-    root: Path
-    files: list[tuple[str, int, int]]
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the files."""
-        return sum(size for _, size, _ in self.files)
-
-
 def _read_folder(plan: decisions.Plan, folder: Path) -> list[ShardResult]:
     """Makes the index of a folder of files in `folder`."""
     media_filter = plan.request.media_filter
     assert media_filter is not None
-    groups = _file_groups(plan.root, media_filter)
-    total = sum(group.size_bytes for group in groups)
-    read = partial(_read_group, folder=folder, media_filter=media_filter)
-    return read_all(plan, folder, read, groups, total, has_samples=False)
+    found = _files_of(plan.root, media_filter)
+    tasks = [found[i : i + _FILES_PER_TASK] for i in range(0, len(found), _FILES_PER_TASK)]
+    read = partial(_read_group, plan.root, folder, media_filter)
+    return read_all(plan, folder, read, tasks, _size_bytes(found), has_samples=False)
 
 
-def _file_groups(root: Path, media_filter: MediaFilterConfig) -> list[_FileGroup]:
-    """Returns the files of a folder that may get metadata, in groups for one worker each.
+def _files_of(root: Path, media_filter: MediaFilterConfig) -> _Files:
+    """Returns the files of a folder that may get metadata.
 
     Raises:
         ValueError: There is none.
@@ -164,26 +154,29 @@ def _file_groups(root: Path, media_filter: MediaFilterConfig) -> list[_FileGroup
             f"{media_filter.strategy.value} {', '.join(media_filter.patterns)}".rstrip()
             + hint
         )
-    groups = []
-    for start in range(0, len(chosen), _FILES_PER_TASK):
-        statuses = [(n, (root / n).stat()) for n in chosen[start : start + _FILES_PER_TASK]]
-        groups.append(_FileGroup(root, [(n, s.st_size, s.st_mtime_ns) for n, s in statuses]))
-    return groups
+    statuses = ((name, (root / name).stat()) for name in chosen)
+    return [(name, status.st_size, status.st_mtime_ns) for name, status in statuses]
 
 
-def _read_group(group: _FileGroup, folder: Path, media_filter: MediaFilterConfig) -> ShardResult:
+def _size_bytes(some: _Files) -> int:
+    return sum(size for _, size, _ in some)
+
+
+def _read_group(
+    root: Path, folder: Path, media_filter: MediaFilterConfig, group: _Files
+) -> ShardResult:
     """Writes the metadata of some files, or takes those of an earlier run."""
 
     def make() -> tuple[ShardRows, dict[str, Any]]:
-        found = media_rows((MediaFile(n, group.root / n) for n, _, _ in group.files), media_filter)
+        found = media_rows((MediaFile(n, root / n) for n, _, _ in group), media_filter)
         return ShardRows([], [], found.rows), {"media": [len(found.rows), *found[1:]]}
 
-    name = f"files {group.files[0][0]}"
+    name = f"files {group[0][0]}"
     rows = rows_path(folder, name)
-    record, is_resumed = kept_or_made(rows, [group.files, *made_by(media_filter)], make)
+    record, is_resumed = kept_or_made(rows, [group, *made_by(media_filter)], make)
     return ShardResult(
-        Shard(name, group.root), rows, group.size_bytes, is_resumed,
-        samples=len(group.files), parts={}, warning="", **record,
+        Shard(name, root), rows, _size_bytes(group), is_resumed,
+        samples=len(group), parts={}, warning="", **record,
     )  # fmt: skip
 
 

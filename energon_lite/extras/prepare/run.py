@@ -27,7 +27,7 @@ from energon_lite.extras.prepare.choose_shards import Ratio, Shard, local_root, 
 from energon_lite.extras.prepare.index_writer import keep_media, new_index, read_offsets
 from energon_lite.extras.prepare.indexing import ORIGINAL, ShardResult, index_shard, rename_samples
 from energon_lite.extras.prepare.odd_parts import odd_parts
-from energon_lite.extras.prepare.pool import ordered_results
+from energon_lite.extras.prepare.pool import ordered_results, outcome
 from energon_lite.extras.prepare.report import PrepareReport, SplitCount
 from energon_lite.formats import nvmeta
 from energon_lite.formats.known import format_of
@@ -215,8 +215,8 @@ def read_all(
     samples = size = 0
     row = None if media is None else media.row()
     with new_index(folder / INDEX_SQLITE, row, has_samples=has_samples) as add:
-        found = request.watch(ordered_results(read, tasks, request.num_workers), len(tasks))
-        for number, result in enumerate(found):
+        found = ordered_results(partial(outcome, read), tasks, request.num_workers)
+        for number, result in enumerate(request.watch(found, len(tasks))):
             if isinstance(result, Exception):
                 errors.append(result)
             else:
@@ -250,7 +250,8 @@ def _rename(plan: decisions.Plan) -> None:
     if plan.splits is not None:  # what an earlier run wrote is wrong from here on
         for name in (INFO_JSON, INFO_YAML):
             files.remove(plan.root / META / name)
-    found = list(ordered_results(rename_samples, plan.shards, plan.request.num_workers))
+    rename: Callable[[Shard], int | Exception] = partial(outcome, rename_samples)
+    found = list(ordered_results(rename, plan.shards, plan.request.num_workers))
     errors = [result for result in found if isinstance(result, Exception)]
     if errors:
         raise _combined(errors, len(plan.shards))
