@@ -42,8 +42,8 @@ _NOISE_SECONDS = 120
 # Codecs of which every frame has the same number of samples; of opus, a multiple of 120.
 _CONSTANT_FRAMES = frozenset({"aac", "mp3", "mp3float", "ac3", "opus"})
 _OPUS_GRID = 120
-# Headers may have more frames than the file: room for the others is added when they are read.
-_FIRST_BYTES = 1 << 28
+# A clip has room for so many frames at first.
+_FIRST_FRAMES = 16
 # Other codecs are decoded from the start, since a seek is not exact in all their files.
 _SEEKABLE = _CONSTANT_FRAMES | {"flac", "alac", "vorbis"}
 _FILES = (io.BufferedReader, io.FileIO, io.BufferedRandom)
@@ -266,7 +266,6 @@ class VideoReader:
         self._start = media.start()
         self._first: int | None = stream.start_time
         self.rate = Fraction(stream.average_rate or stream.guessed_rate or 25)
-        self._length = _estimated_frames(stream, self.rate)
         self._frame_ticks = max(1, round(1 / (self.rate * self._base)))
         # In time: None. By number: the decode times of all frames that are shown.
         self._decode_times: list[int] | None = None
@@ -329,7 +328,7 @@ class VideoReader:
     def _clips(self, ranges: Sequence[Range]) -> list[Clip | None]:
         first = self._first if self._decode_times is None and not self._is_counted else 0
         ranges = [(a, max(a, b)) for a, b in ((max(a, first or 0), b) for a, b in ranges)]
-        clips = [_Frames(self, self._estimate(*pair)) for pair in ranges]
+        clips = [_Frames(self) for _ in ranges]
         for group in overlapping(ranges):
             first_of_all = ranges[group[0]][0]
             last_of_all = max(ranges[index][1] for index in group)
@@ -338,12 +337,6 @@ class VideoReader:
                     if position <= ranges[index][1] and end > ranges[index][0]:
                         clips[index].append(frame, position)
         return [frames.clip() for frames in clips]
-
-    def _estimate(self, first: float, last: float) -> int:
-        """Returns about how many frames a range has, never many more than the video has."""
-        is_time = self._decode_times is None and not self._is_counted
-        number = (last - first) / (self._frame_ticks if is_time else 1)
-        return int(min(number, self._length)) + 2
 
     def _shown(self, first: int, last: float) -> Iterator[tuple[int, int, Any]]:
         """Yields position, end and frame of all frames shown from one position to another."""
@@ -444,60 +437,43 @@ class VideoReader:
 
 
 class _Frames:
-    """The frames of one clip, in one tensor from the start.
+    """The frames of one clip, in one array from the start.
 
     Args:
         reader: what decodes them.
-        capacity: how many there are, about.
     """
 
-    def __init__(self, reader: VideoReader, capacity: int) -> None:
+    def __init__(self, reader: VideoReader) -> None:
         self._reader = reader
-        self._capacity = capacity
         self._num = 0
         self._times = (0.0, 0.0)
         self._reformat: Any = None
-        self._pixels: torch.Tensor = torch.empty(0)
+        self._pixels: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def append(self, frame: Any, position: int) -> None:
-        """Converts a frame to RGB, into the tensor."""
+        """Converts a frame to RGB, into the array."""
         start, end = self._reader.seconds(frame, position)
+        width, height = self._reader.size_of(frame)
         if self._reformat is None:
-            self._size = self._reader.size_of(frame)
             self._reformat = pyav().video.reformatter.VideoReformatter().reformat
-            most = max(16, _FIRST_BYTES // (3 * self._size[0] * self._size[1]))
-            self._pixels = self._room(min(self._capacity, most))
             self._times = (start, end)
-        if self._num == len(self._pixels):
-            self._pixels = torch.cat([self._pixels, self._room(self._num // 2 + 16)])
-        width, height = self._size
+            self._pixels = np.empty((_FIRST_FRAMES, height, width * 3), np.uint8)
+        if self._num == len(self._pixels):  # a large array keeps its pages, and is not copied
+            self._pixels.resize((self._num * 5 // 4, height, width * 3), refcheck=False)
         rgb = self._reformat(frame, width, height, "rgb24", threads=_DECODE_THREADS).planes[0]
         rows = np.frombuffer(rgb, np.uint8).reshape(-1, rgb.line_size)
-        target = self._pixels[self._num].numpy().reshape(height, width * 3)
-        target[...] = rows[:height, : width * 3]
+        self._pixels[self._num] = rows[:height, : width * 3]
         self._num += 1
         self._times = (self._times[0], end)
-
-    def _room(self, num: int) -> torch.Tensor:
-        width, height = self._size
-        return torch.empty((num, height, width, 3), dtype=torch.uint8, device="cpu")
 
     def clip(self) -> Clip | None:
         """Returns the frames as (frames, 3, H, W); None without one."""
         if not self._num:
             return None
-        pixels = self._pixels[: self._num]
-        if len(self._pixels) - self._num > max(4, self._num // 16):
-            pixels = pixels.clone()
+        height, row_size = self._pixels.shape[1:]
+        self._pixels.resize((self._num, height, row_size), refcheck=False)
+        pixels = torch.from_numpy(self._pixels).view(self._num, height, row_size // 3, 3)
         return Clip(pixels.permute(0, 3, 1, 2), self._times)
-
-
-def _estimated_frames(stream: Any, rate: Fraction) -> float:
-    if stream.frames:
-        return float(stream.frames)
-    if stream.duration:
-        return float(stream.duration * stream.time_base * rate)
-    return 256.0
 
 
 def _floor(position: float) -> float:
