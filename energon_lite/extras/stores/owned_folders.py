@@ -10,15 +10,13 @@ import fcntl
 import os
 import shutil
 import socket
-import string
 import tempfile
 import weakref
 import zlib
 from contextlib import suppress
 from pathlib import Path
 
-_LETTERS = string.ascii_lowercase + string.digits
-_NUM_OF_HOST, _NUM_RANDOM = 8, 8  # those that `mkdtemp` adds
+_NUM_RANDOM = 8  # letters that `mkdtemp` adds
 
 
 class OwnedFolder:
@@ -98,9 +96,7 @@ def _new_folder(parent: Path, prefix: str) -> Path:
 
 
 def _host_letters() -> str:
-    number = zlib.crc32(socket.gethostname().encode("utf-8", "surrogateescape"))
-    size = len(_LETTERS)
-    return "".join(_LETTERS[number // size**i % size] for i in range(_NUM_OF_HOST))
+    return f"{zlib.crc32(socket.gethostname().encode('utf-8', 'surrogateescape')):08x}"
 
 
 def _lock(folder: Path, is_own: bool = False) -> int:
