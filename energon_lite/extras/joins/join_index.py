@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePath
@@ -121,8 +122,8 @@ class JoinIndexWriter:
 
     def __init__(self, join_index_path: PurePath | str) -> None:
         self.path = PurePath(join_index_path)
-        self._context = files.new_file(self.path)
-        self._file: Any = self._context.__enter__()
+        self._stack = ExitStack()
+        self._file = self._stack.enter_context(files.new_file(self.path))
         self._columns = 0
 
     def append(self, *columns: tuple[int, int, int]) -> None:
@@ -147,7 +148,7 @@ class JoinIndexWriter:
 
     def close(self) -> None:
         """Renames the file to its name."""
-        self.__exit__(None, None, None)
+        self._stack.close()
 
     def __enter__(self) -> Self:
         """Returns the writer."""
@@ -155,9 +156,7 @@ class JoinIndexWriter:
 
     def __exit__(self, *error: Any) -> None:
         """Renames the file to its name; or removes it, after an error."""
-        if self._file is not None:
-            self._file = None
-            self._context.__exit__(*error)
+        self._stack.__exit__(*error)
 
 
 # ------------------------------------------------------------------------------------- the sides
