@@ -53,9 +53,6 @@ class JoinIndexReader:
     def __init__(self, join_index_path: PurePath | str, column: int | None = None) -> None:
         self.path = local_path(join_index_path)
         self.column = column
-        self._rows = self._mapped()
-
-    def _mapped(self) -> Int64Array:
         raw = files.map_file(self.path)
         header, size = bytes(raw[: _HEADER.size]), len(raw) - _HEADER.size
         magic, columns = _HEADER.unpack(header.ljust(_HEADER.size))
@@ -65,7 +62,8 @@ class JoinIndexReader:
                 f"{self.path}: {len(raw)} bytes, of which the first are {header!r}, are no whole "
                 "join index; remove the file, and prepare the metadataset again"
             )
-        return np.frombuffer(raw, "<i8", offset=_HEADER.size).reshape(-1, columns, 3)
+        self._rows: Int64Array = np.frombuffer(raw, "<i8", offset=_HEADER.size)
+        self._rows = self._rows.reshape(-1, columns, 3)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the path: another process maps the rows itself."""
