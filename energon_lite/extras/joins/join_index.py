@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePath
-from typing import Any, ClassVar
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -178,7 +178,6 @@ class JoinSide:
         numbers: by number in `listed`, the number of the shard in the reader; -2 if it is excluded.
     """
 
-    modes: ClassVar[tuple[str, ...]] = ("error", "skip", "none")
     reader: ShardReader
     listed: tuple[str, ...]
     excludes: tuple[str, ...]

@@ -37,7 +37,7 @@ Method = Literal["raw", "pickle"]
 
 logger = logging.getLogger(__name__)
 
-_PREFIX, _TEMPORARY = "cache_", ".tmp"
+_TEMPORARY = ".tmp"
 
 
 class FileStoreCachePool(CachePool):
@@ -156,7 +156,7 @@ class FileStoreCachePool(CachePool):
 
     def workers_ended(self) -> None:
         """Removes the folders of processes that have ended."""
-        remove_dead_folders(self.parent_cache_dir, _PREFIX)
+        remove_dead_folders(self.parent_cache_dir)
 
 
 class FileCacheLazy(Lazy[T]):
@@ -246,7 +246,7 @@ class _FileCache:
     """
 
     def __init__(self, pool: FileStoreCachePool) -> None:
-        self.folder = OwnedFolder(pool.parent_cache_dir, _PREFIX)
+        self.folder = OwnedFolder(pool.parent_cache_dir)
         self.process = os.getpid()
         self.num_bytes = self.num_files = 0
         self.num_begun = 0  # copies that are being made
