@@ -15,12 +15,11 @@ import pytest
 from energon_lite.extras.stores import owned_folders
 from energon_lite.extras.stores.owned_folders import OwnedFolder, remove_dead_folders
 
-PREFIX = "cache_"
 OWNER = """
 import sys, time
 from pathlib import Path
 from energon_lite.extras.stores.owned_folders import OwnedFolder
-folder = OwnedFolder(Path(sys.argv[1]), "cache_")
+folder = OwnedFolder(Path(sys.argv[1]))
 (folder.path / "1").write_bytes(b"content")
 (folder.path / "inner").mkdir()
 (folder.path / "inner" / "2").write_bytes(b"content")
@@ -38,7 +37,7 @@ def killed_owner(parent: Path) -> Path:
     owner = subprocess.Popen([sys.executable, "-c", OWNER, parent], stdout=subprocess.PIPE)
     assert owner.stdout is not None
     folder = Path(owner.stdout.readline().decode().strip())
-    remove_dead_folders(parent, PREFIX)
+    remove_dead_folders(parent)
     assert names(folder) == ["1", "inner"]
     owner.send_signal(signal.SIGKILL)
     owner.wait()
@@ -47,7 +46,7 @@ def killed_owner(parent: Path) -> Path:
 
 
 def test_a_folder_is_removed_with_all_that_is_in_it(tmp_path: Path) -> None:
-    folder = OwnedFolder(tmp_path / "a" / "b", PREFIX)
+    folder = OwnedFolder(tmp_path / "a" / "b")
     assert folder.path.stat().st_mode & 0o777 == 0o700
     (folder.path / "x").write_text("x")
     folder.remove()
@@ -58,9 +57,9 @@ def test_a_folder_is_removed_with_all_that_is_in_it(tmp_path: Path) -> None:
 def test_a_folder_of_a_killed_process_is_removed_and_those_of_living_ones_stay(
     tmp_path: Path,
 ) -> None:
-    living = OwnedFolder(tmp_path, PREFIX)
+    living = OwnedFolder(tmp_path)
     dead = killed_owner(tmp_path)
-    remove_dead_folders(tmp_path, PREFIX)
+    remove_dead_folders(tmp_path)
     assert not dead.exists()
     assert names(tmp_path) == [living.path.name]
     living.remove()
@@ -71,7 +70,7 @@ def test_a_fork_does_not_keep_the_folder_of_its_parent_alive(tmp_path: Path) -> 
     parent = os.fork()
     if parent == 0:
         try:
-            folder = OwnedFolder(tmp_path, PREFIX)
+            folder = OwnedFolder(tmp_path)
             child = os.fork()
             if child == 0:
                 folder.leave()
@@ -84,7 +83,7 @@ def test_a_fork_does_not_keep_the_folder_of_its_parent_alive(tmp_path: Path) -> 
     child = int(os.read(reading, 100))
     try:
         os.waitpid(parent, 0)
-        remove_dead_folders(tmp_path, PREFIX)
+        remove_dead_folders(tmp_path)
         assert names(tmp_path) == []
     finally:
         os.kill(child, signal.SIGKILL)
@@ -107,16 +106,16 @@ def test_folders_of_other_hosts_and_other_programs_stay(
     (tmp_path / f"{own}linklinkli").symlink_to(target)
     before = names(tmp_path)
     monkeypatch.setattr(owned_folders.socket, "gethostname", lambda: "another-host")
-    remove_dead_folders(tmp_path, PREFIX)
+    remove_dead_folders(tmp_path)
     assert names(tmp_path) == before
     monkeypatch.undo()
-    remove_dead_folders(tmp_path, PREFIX)
+    remove_dead_folders(tmp_path)
     assert names(tmp_path) == [name for name in before if name != dead.name]
     assert names(target) == ["file"]
 
 
 def test_a_missing_parent_folder_is_no_error(tmp_path: Path) -> None:
-    remove_dead_folders(tmp_path / "missing", PREFIX)
+    remove_dead_folders(tmp_path / "missing")
     assert names(tmp_path) == []
 
 
@@ -125,13 +124,13 @@ def test_folders_are_made_while_others_look_for_dead_ones(tmp_path: Path) -> Non
 
     def look() -> None:
         while not done.is_set():
-            remove_dead_folders(tmp_path, PREFIX)
+            remove_dead_folders(tmp_path)
 
     threads = [threading.Thread(target=look) for _ in range(3)]
     for thread in threads:
         thread.start()
     try:
-        folders = [OwnedFolder(tmp_path, PREFIX) for _ in range(200)]
+        folders = [OwnedFolder(tmp_path) for _ in range(200)]
     finally:
         done.set()
         for thread in threads:
@@ -151,8 +150,8 @@ def test_without_locks_a_folder_is_made_and_no_other_is_removed(
         raise OSError("no locks here")
 
     monkeypatch.setattr(owned_folders.fcntl, "flock", refused)
-    folder = OwnedFolder(tmp_path, PREFIX)
-    remove_dead_folders(tmp_path, PREFIX)
+    folder = OwnedFolder(tmp_path)
+    remove_dead_folders(tmp_path)
     assert names(tmp_path) == sorted([dead.name, folder.path.name])
     folder.remove()
     assert names(tmp_path) == [dead.name]

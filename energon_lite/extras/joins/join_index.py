@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePath
-from typing import Any, ClassVar
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -52,9 +53,6 @@ class JoinIndexReader:
     def __init__(self, join_index_path: PurePath | str, column: int | None = None) -> None:
         self.path = local_path(join_index_path)
         self.column = column
-        self._rows = self._mapped()
-
-    def _mapped(self) -> Int64Array:
         raw = files.map_file(self.path)
         header, size = bytes(raw[: _HEADER.size]), len(raw) - _HEADER.size
         magic, columns = _HEADER.unpack(header.ljust(_HEADER.size))
@@ -64,7 +62,8 @@ class JoinIndexReader:
                 f"{self.path}: {len(raw)} bytes, of which the first are {header!r}, are no whole "
                 "join index; remove the file, and prepare the metadataset again"
             )
-        return np.frombuffer(raw, "<i8", offset=_HEADER.size).reshape(-1, columns, 3)
+        self._rows: Int64Array = np.frombuffer(raw, "<i8", offset=_HEADER.size)
+        self._rows = self._rows.reshape(-1, columns, 3)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the path: another process maps the rows itself."""
@@ -121,8 +120,8 @@ class JoinIndexWriter:
 
     def __init__(self, join_index_path: PurePath | str) -> None:
         self.path = PurePath(join_index_path)
-        self._context = files.new_file(self.path)
-        self._file: Any = self._context.__enter__()
+        self._stack = ExitStack()
+        self._file = self._stack.enter_context(files.new_file(self.path))
         self._columns = 0
 
     def append(self, *columns: tuple[int, int, int]) -> None:
@@ -147,7 +146,7 @@ class JoinIndexWriter:
 
     def close(self) -> None:
         """Renames the file to its name."""
-        self.__exit__(None, None, None)
+        self._stack.close()
 
     def __enter__(self) -> Self:
         """Returns the writer."""
@@ -155,9 +154,7 @@ class JoinIndexWriter:
 
     def __exit__(self, *error: Any) -> None:
         """Renames the file to its name; or removes it, after an error."""
-        if self._file is not None:
-            self._file = None
-            self._context.__exit__(*error)
+        self._stack.__exit__(*error)
 
 
 # ------------------------------------------------------------------------------------- the sides
@@ -181,7 +178,6 @@ class JoinSide:
         numbers: by number in `listed`, the number of the shard in the reader; -2 if it is excluded.
     """
 
-    modes: ClassVar[tuple[str, ...]] = ("error", "skip", "none")
     reader: ShardReader
     listed: tuple[str, ...]
     excludes: tuple[str, ...]

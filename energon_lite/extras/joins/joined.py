@@ -20,7 +20,7 @@ from energon_lite.core.errors import (
     FatalSampleError,
     add_note,
 )
-from energon_lite.core.samples import Sample
+from energon_lite.core.samples import Sample, field_of
 from energon_lite.core.seeds import key_of
 from energon_lite.core.state import JSON, RestoreKey
 from energon_lite.core.stream_context import current_context
@@ -291,13 +291,12 @@ class JoinLoader:
 
     def _join_samples(self, samples: list[Any], data: Any, place: int, key: RestoreKey) -> Any:
         """Joins by the joiner, and sets the service fields that it does not."""
-        sample_key, own_sources, tags = _facts_of(samples[0])
-        sources = own_sources or ()
+        sample_key = field_of(samples[0], "__key__")
+        sources = own_sources = field_of(samples[0], "__sources__") or ()
         for other in samples[1:]:
             if other is not None:
-                other_key, others, _ = _facts_of(other)
-                sources += others or ()
-                if other_key != sample_key:
+                sources += field_of(other, "__sources__") or ()
+                if field_of(other, "__key__") != sample_key:
                     _check_keys(data, place)
         self.function.enter(current_context(), key)
         make, names = self.function.function, self.names
@@ -310,7 +309,7 @@ class JoinLoader:
         joined.__restore_key__ = key
         joined.__loss_weight__ = self.loss_weight
         if joined.__subflavors__ is None:
-            joined.__subflavors__ = tags
+            joined.__subflavors__ = field_of(samples[0], "__subflavors__")
         if joined.__sources__ is None or joined.__sources__ == own_sources:
             joined.__sources__ = sources
         return joined
@@ -330,13 +329,6 @@ def _check_keys(data: Sequence[JoinColumn], place: int) -> None:
                 f"the join index pairs sample {keys[0]!r} with {key!r}: it was made of other data. "
                 "Run `energon-lite prepare` on the metadataset again"
             )
-
-
-def _facts_of(sample: Any) -> tuple[Any, Any, Any]:
-    """Returns key, sources and tags of a sample, also of a crude one."""
-    if isinstance(sample, dict):
-        return sample["__key__"], sample["__sources__"], sample["__subflavors__"]
-    return sample.__key__, sample.__sources__, sample.__subflavors__
 
 
 class JoinedWebdatasetFactory(SourceFactory[T_sample]):

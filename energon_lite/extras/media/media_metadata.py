@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path, PurePath
 from typing import Any, ClassVar, TypeVar
@@ -22,7 +21,6 @@ from energon_lite.formats.sqlite import INDEX_SQLITE, INDEX_TABLES, MEDIA_COLUMN
 from energon_lite.storage import files
 
 _AGAIN = "run `energon-lite prepare-media {} --media-metadata-by-extension`"
-_KEYS_AT_ONCE = 500
 _MEDIA_OF_SAMPLES = (
     "SELECT sample_index, sample_key, part_name, coalesce(metadata_type, ''), "
     "coalesce(metadata_json, '') FROM samples CROSS JOIN sample_parts "
@@ -209,30 +207,17 @@ class MediaDatabase(ReadOnlyDatabase):
             KeyError: There are none of this file.
             DatasetFormatError: They are invalid.
         """
-        found = self.get([entry_key])
-        if not found:
+        query = "SELECT metadata_type, metadata_json FROM media_metadata WHERE entry_key = ?"
+        rows = self.rows(query, (entry_key,), str, str) if is_utf8(entry_key) else []
+        if not rows:
             raise KeyError(
                 f"{self.path}: no media metadata of {entry_key!r}: the file is not there, cannot "
                 f"be read, or was not chosen; {self._again}"
             )
-        return found[entry_key]
-
-    def get(self, entry_keys: Iterable[str]) -> dict[str, MediaMetadataBase]:
-        """Returns the metadata of those files that have some."""
-        keys = [key for key in entry_keys if is_utf8(key)]
-        found: dict[str, MediaMetadataBase] = {}
-        for start in range(0, len(keys), _KEYS_AT_ONCE):
-            some = keys[start : start + _KEYS_AT_ONCE]
-            query = (
-                "SELECT entry_key, metadata_type, metadata_json FROM media_metadata "
-                f"WHERE entry_key IN ({','.join('?' * len(some))})"
-            )
-            for key, kind, text in self.rows(query, some, str, str, str):
-                try:
-                    found[key] = deserialize_media_metadata(kind, text)
-                except ValueError as error:
-                    raise self.error(f"entry {key!r}: {error}") from None
-        return found
+        try:
+            return deserialize_media_metadata(*rows[0])
+        except ValueError as error:
+            raise self.error(f"entry {entry_key!r}: {error}") from None
 
     @property
     def has_samples(self) -> bool:
@@ -259,11 +244,6 @@ class MediaDatabase(ReadOnlyDatabase):
             found.setdefault(index, (key, []))[1].append((part, kind, text))
         return found
 
-    def __len__(self) -> int:
-        """Returns the number of entries."""
-        ((count,),) = self.rows("SELECT count(*) FROM media_metadata", (), int)
-        return int(count)
-
 
 def read_media_metadata(root: Path, entry_key: str) -> MediaMetadataBase:
     """Returns the stored metadata of one file.
@@ -280,30 +260,24 @@ def read_media_metadata(root: Path, entry_key: str) -> MediaMetadataBase:
     return media_database(root)[entry_key]
 
 
-# Databases that stay open: of one thread, and one process.
-_open = threading.local()
+# Databases that stay open. Those of a parent process are neither used nor closed after a fork.
+_open: dict[tuple[int, PurePath], tuple[Any, MediaDatabase]] = {}
 _MAX_OPEN = 16
 
 
 def media_database(root: PurePath) -> MediaDatabase:
-    """Opens the media metadata of a folder, unless this thread has them open."""
-    here = getattr(_open, "databases", None)
-    if here is None or _open.process != os.getpid():
-        _open.of_parent = here  # not to be closed here: SQLite's own rule for forked processes
-        here = _open.databases = {}
-        _open.process = os.getpid()
+    """Opens the media metadata of a folder, unless this process has them open."""
     try:
         status = files.status_of(root / META / INDEX_SQLITE)
     except OSError:
         status = None
-    version = None if status is None else status.identity
-    held = here.get(root)
+    place, version = (os.getpid(), root), status and status.identity
+    held = _open.get(place)
     if held is not None and version is not None and held[0] == version:
-        database: MediaDatabase = held[1]
-        return database
-    here.pop(root, None)
+        return held[1]
     database = MediaDatabase(root)
-    if len(here) >= _MAX_OPEN:
-        del here[next(iter(here))]
-    here[root] = version, database
+    own = [other for other in [*_open] if other[0] == place[0]]
+    if len(own) >= _MAX_OPEN:
+        _open.pop(own[0], None)
+    _open[place] = version, database
     return database

@@ -37,7 +37,7 @@ Method = Literal["raw", "pickle"]
 
 logger = logging.getLogger(__name__)
 
-_PREFIX, _TEMPORARY = "cache_", ".tmp"
+_TEMPORARY = ".tmp"
 
 
 class FileStoreCachePool(CachePool):
@@ -156,7 +156,7 @@ class FileStoreCachePool(CachePool):
 
     def workers_ended(self) -> None:
         """Removes the folders of processes that have ended."""
-        remove_dead_folders(self.parent_cache_dir, _PREFIX)
+        remove_dead_folders(self.parent_cache_dir)
 
 
 class FileCacheLazy(Lazy[T]):
@@ -246,19 +246,20 @@ class _FileCache:
     """
 
     def __init__(self, pool: FileStoreCachePool) -> None:
-        self.folder = OwnedFolder(pool.parent_cache_dir, _PREFIX)
+        self.folder = OwnedFolder(pool.parent_cache_dir)
         self.process = os.getpid()
         self.num_bytes = self.num_files = 0
         self.num_begun = 0  # copies that are being made
-        self._num_workers = pool.num_workers
         self._max_bytes = pool.max_cache_size
         self._max_files = pool.max_cache_count
         self._is_decoded = pool.method == "pickle"
         self._is_closed = False
         self._copies: weakref.WeakValueDictionary[Any, _Copy] = weakref.WeakValueDictionary()
         self._queue: SimpleQueue[weakref.ref[_Copy] | None] = SimpleQueue()
-        self._num_threads = 0
         self._numbers = itertools.count()
+        self._num_threads = pool.num_workers
+        for _ in range(self._num_threads):
+            threading.Thread(target=self._make_copies, name="cache", daemon=True).start()
 
     def is_usable(self) -> bool:
         """Returns whether this process may add copies."""
@@ -273,10 +274,6 @@ class _FileCache:
                 return copy
             copy = self._copies[key] = _Copy(self, ds, fname)
             self._queue.put(weakref.ref(copy))
-            needs_thread = self._num_threads < self._num_workers and not self._is_closed
-            self._num_threads += needs_thread
-        if needs_thread:
-            threading.Thread(target=self._make_copies, name="cache", daemon=True).start()
         return copy
 
     def keep(self, raw: bytes, name: str) -> _Copy:
@@ -290,9 +287,13 @@ class _FileCache:
     def _make_copies(self) -> None:
         """Makes the copies of the queue, in a thread, until the cache is closed."""
         while (queued := self._queue.get()) is not None:
-            copy = self._begin(queued)
-            if copy is None:
-                continue
+            with _changed:
+                _changed.wait_for(lambda: self._is_closed or not self._is_full())
+                copy = None if self._is_closed else queued()
+                if copy is None:  # no value needs it any more
+                    continue
+                self.num_begun += 1
+                copy.made.set_running_or_notify_cancel()
             try:
                 self._make(copy)
             except BaseException:  # a value waits for the copy
@@ -302,16 +303,6 @@ class _FileCache:
                 copy.made.set_result(None)
                 _changed.notify_all()
             del copy
-
-    def _begin(self, queued: weakref.ref[_Copy]) -> _Copy | None:
-        """Waits for room, and returns the copy; None if no value needs it any more."""
-        with _changed:
-            _changed.wait_for(lambda: self._is_closed or not self._is_full())
-            copy = None if self._is_closed else queued()
-            if copy is not None:
-                self.num_begun += 1
-                copy.made.set_running_or_notify_cancel()
-            return copy
 
     def _is_full(self) -> bool:
         """Returns whether no other file fits in, if it is as large as the others on average."""

@@ -10,23 +10,21 @@ import fcntl
 import os
 import shutil
 import socket
-import string
 import tempfile
 import weakref
 import zlib
 from contextlib import suppress
 from pathlib import Path
 
-_LETTERS = string.ascii_lowercase + string.digits
-_NUM_OF_HOST, _NUM_RANDOM = 8, 8  # those that `mkdtemp` adds
+_PREFIX = "cache_"
+_NUM_RANDOM = 8  # letters that `mkdtemp` adds
 
 
 class OwnedFolder:
-    """A new folder `<parent>/<prefix><16 characters>` of this process.
+    """A new folder `<parent>/cache_<16 characters>` of this process.
 
     Args:
         parent: is made if it is missing.
-        prefix: how the names of the folders begin.
 
     Attributes:
         path: of the folder.
@@ -35,11 +33,10 @@ class OwnedFolder:
         OSError: The folder cannot be made.
     """
 
-    def __init__(self, parent: Path, prefix: str) -> None:
+    def __init__(self, parent: Path) -> None:
         parent.mkdir(parents=True, exist_ok=True)
-        self._prefix = prefix
         while True:
-            self.path = _new_folder(parent, prefix)
+            self.path = _new_folder(parent)
             # Another process may just have taken it for a folder without an owner.
             with suppress(FileNotFoundError, BlockingIOError):
                 self._lock = _lock(self.path, is_own=True)
@@ -51,7 +48,7 @@ class OwnedFolder:
         if self._lock >= 0:
             gone = self.path
             with suppress(OSError):
-                gone = self.path.rename(_new_folder(self.path.parent, self._prefix))
+                gone = self.path.rename(_new_folder(self.path.parent))
             shutil.rmtree(gone, ignore_errors=True)
             self.leave()
 
@@ -73,16 +70,15 @@ def _leave_all() -> None:
 os.register_at_fork(after_in_child=_leave_all)
 
 
-def remove_dead_folders(parent: Path, prefix: str) -> None:
+def remove_dead_folders(parent: Path) -> None:
     """Removes the folders of owners that have ended; those of other hosts stay.
 
     A lock on a network storage may be known on its own host only.
 
     Args:
         parent: of the folders.
-        prefix: how their names begin.
     """
-    of_host = prefix + _host_letters()
+    of_host = _start_of_names()
     length = len(of_host) + _NUM_RANDOM
     with suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
@@ -93,14 +89,13 @@ def remove_dead_folders(parent: Path, prefix: str) -> None:
                     os.close(lock)
 
 
-def _new_folder(parent: Path, prefix: str) -> Path:
-    return Path(tempfile.mkdtemp(prefix=prefix + _host_letters(), dir=parent))
+def _new_folder(parent: Path) -> Path:
+    return Path(tempfile.mkdtemp(prefix=_start_of_names(), dir=parent))
 
 
-def _host_letters() -> str:
-    number = zlib.crc32(socket.gethostname().encode("utf-8", "surrogateescape"))
-    size = len(_LETTERS)
-    return "".join(_LETTERS[number // size**i % size] for i in range(_NUM_OF_HOST))
+def _start_of_names() -> str:
+    """Returns how the names of the folders of this host begin."""
+    return f"{_PREFIX}{zlib.crc32(socket.gethostname().encode('utf-8', 'surrogateescape')):08x}"
 
 
 def _lock(folder: Path, is_own: bool = False) -> int:
