@@ -301,14 +301,13 @@ class _BySamples:
     def _begin(self, draw: int) -> None:
         self._ended: set[int] = set()
         self._only_one_left: int | None = 0 if self._num_datasets == 1 else None
-        self._planned_to = 0
         self._go_to(draw)
 
     def _go_to(self, draw: int) -> None:
         """Forgets the plan; the next one begins with `draw`."""
         self._next_plan = draw
         self.plan: list[int] = []
-        self._draws: Sequence[int] = ()
+        self._draws = np.empty(0, dtype=np.int64)
         self.at = self._block = 0
 
     def choose(self) -> int:
@@ -316,23 +315,23 @@ class _BySamples:
         if self._only_one_left is not None:
             return self._only_one_left
         while self.at >= len(self.plan):
-            # What was planned before some datasets ended is planned again up to the same draw.
-            size = self._planned_to - self._next_plan
-            if size <= 0:
-                size = max(self.size, self._block)
-                self._planned_to = self._next_plan + size
-            plan = self._order.block(self._next_plan, size)
-            self._draws = range(self._next_plan, self._next_plan + size)
+            size = max(self.size, self._block)
+            draws = np.arange(self._next_plan, self._next_plan + size)
+            self._set_plan(self._order.block(self._next_plan, size), draws)
             self._next_plan += size
             if self._ended:
-                is_left = ~np.isin(plan, list(self._ended))
-                plan, self._draws = plan[is_left], np.array(self._draws)[is_left].tolist()
                 # Where little is left of the weights, long intervals are passed over at once.
-                self._block = min(_LONGEST_BLOCK, 2 * size) if len(plan) < 16 else 0
-                if not len(plan) and (alone := self._pass_over()) is not None:
+                self._block = min(_LONGEST_BLOCK, 2 * size) if len(self.plan) < 16 else 0
+                if not self.plan and (alone := self._pass_over()) is not None:
                     return alone
-            self.plan, self.at = plan.tolist(), 0
         return self.plan[self.at]
+
+    def _set_plan(self, plan: Int64Array, draws: Int64Array) -> None:
+        """Plans draws, but for those of datasets that have ended."""
+        if self._ended:
+            is_left = ~np.isin(plan, list(self._ended))
+            plan, draws = plan[is_left], draws[is_left]
+        self.plan, self._draws, self.at = plan.tolist(), draws, 0
 
     def drew(self, child: int, key: RestoreKey) -> None:
         """Counts a draw."""
@@ -367,16 +366,17 @@ class _BySamples:
 
     def leave_out(self, ended: set[int]) -> None:
         """Takes the datasets that have ended out of the plan, from the next draw on."""
-        self._ended = ended
-        self._go_to(self._next_draw)
-        self._only_one_left = None
+        self._ended, self._only_one_left = ended, None
         if len(ended) == self._num_datasets - 1:
             # Whatever the plan has, it is always the turn of this one.
             (self._only_one_left,) = set(range(self._num_datasets)) - ended
+            self._go_to(self._next_draw)
+        else:
+            self._set_plan(np.array(self.plan[self.at :]), self._draws[self.at :])
 
     @property
     def _next_draw(self) -> int:
-        return self._draws[self.at] if self.at < len(self.plan) else self._next_plan
+        return int(self._draws[self.at]) if self.at < len(self.plan) else self._next_plan
 
     def state(self) -> dict[str, Any]:
         """Returns the number of the next draw."""
@@ -564,11 +564,11 @@ class _BlendCursor(StageCursor[T]):
     """A place in a blend of any datasets."""
 
     key: RestoreKey = ()
+    cursors: Any
 
-    def __init__(
-        self, spec: BlendDataset[T], stream: Stream, cursors: Sequence[Cursor[T]] = ()
-    ) -> None:
-        super().__init__(spec, *cursors)
+    def __init__(self, spec: BlendDataset[T], stream: Stream, cursors: Any) -> None:
+        super().__init__(spec)
+        self.cursors = cursors
         self._is_plain = spec.until != "all_once"
         self._chooser = spec.chooser(stream)
         self._begin()
@@ -576,22 +576,25 @@ class _BlendCursor(StageCursor[T]):
     def _begin(self) -> None:
         self._ended: set[int] = set()
         # The snapshots of all datasets, and those from which something was drawn since.
-        self._places: list[Any] = [None] * len(self.cursors)
-        self._drawn = set(range(len(self.cursors)))
+        num_datasets = len(self.spec.datasets)
+        self._places: list[Any] = [None] * num_datasets
+        self._drawn = set(range(num_datasets))
 
     def __next__(self) -> T:
         while True:
             child = self._chooser.choose()
             try:
-                return self._draw(child, self.cursors)
+                return self._draw(child)
             except StopIteration:
                 self._end(child)
 
-    def _draw(self, child: int, cursors: Any) -> T:
+    def _draw(self, child: int) -> T:
         """Returns the next item of a dataset, and counts the draw."""
-        cursor = cursors[child]
+        cursor = self.cursors[child]
         self._drawn.add(child)
-        item: T = next(cursor) if self._is_plain else _next_of_round(cursor)
+        # The first round of a repeated dataset ends as finite data do.
+        is_first = not self._is_plain and cursor.round == 0
+        item: T = cursor.next_in_round() if is_first else next(cursor)
         self.key = cursor.key
         self._chooser.drew(child, self.key)
         return item
@@ -620,7 +623,7 @@ class _BlendCursor(StageCursor[T]):
 
     def take_columns(self, n: int) -> OrderColumns:
         """As `OrderCursor`."""
-        cursors: Any = self.cursors
+        cursors = self.cursors
         self._drawn.update(range(len(cursors)))
         if len(cursors) == 1:
             columns: OrderColumns = cursors[0].take_columns(n)
@@ -651,7 +654,7 @@ class _SourcesCursor(_BlendCursor[T]):
     def __init__(self, spec: BlendDataset[T], stream: Stream) -> None:
         self._opened = _Opened(spec, stream)
         self._stream = stream
-        super().__init__(spec, stream)
+        super().__init__(spec, stream, self._opened)
 
     def _begin(self) -> None:
         super()._begin()
@@ -689,10 +692,10 @@ class _SourcesCursor(_BlendCursor[T]):
         self._plan.at += 1
         return item
 
-    def _draw(self, child: int, cursors: Any) -> T:
+    def _draw(self, child: int) -> T:
         if self._num_ready(1):  # since another source has ended
             return next(self)
-        item = super()._draw(child, self._opened)
+        item = super()._draw(child)
         if self._ahead is not None:
             self._ahead.pass_over()
         return item
@@ -742,11 +745,6 @@ class _SourcesCursor(_BlendCursor[T]):
         snapshot.expect(self.spec.name, len(self.spec.datasets))
         self.set_fields(snapshot)
         self._opened.restore(snapshot.below(self.spec.labels))
-
-
-def _next_of_round(cursor: Any) -> Any:
-    """Returns a repeated dataset's next item; its first round ends as finite data do."""
-    return cursor.next_in_round() if cursor.round == 0 else next(cursor)
 
 
 def _begin_second_round(cursors: Sequence[Any], child: int) -> None:

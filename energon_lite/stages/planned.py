@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from math import ceil
 from typing import Any, NamedTuple
@@ -29,6 +28,7 @@ from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED
 from energon_lite.sources.source import WebdatasetSource
 from energon_lite.stages.collect import ListDataset, count_dropped
+from energon_lite.stages.map import ReadyCursor
 from energon_lite.stages.plan_order import (
     NO_REFS,
     OrderReader,
@@ -225,10 +225,8 @@ class PlannedDataset(ListDataset[list[Any]]):
         return [(source, self.index) for source in self.webdatasets.values()]
 
 
-class PlanCursor(Cursor[list[Any]]):
+class PlanCursor(ReadyCursor[list[Any]]):
     """A stream's position among planned lists."""
-
-    key: RestoreKey = ()
 
     def __init__(self, spec: PlannedDataset, stream: Stream) -> None:
         self._spec = spec
@@ -263,23 +261,16 @@ class PlanCursor(Cursor[list[Any]]):
     def __next__(self) -> list[Any]:
         """Returns the samples of the next list; a list of which all samples failed is skipped."""
         while True:
-            samples, keys = self._read(1)
-            if keys:
-                self.key = keys[0]
-                return samples[0]
+            lists, _ = self._read(1)
+            if lists:
+                return lists[0]
 
-    def take(self, n: int) -> tuple[list[list[Any]], list[RestoreKey]]:
-        """Returns the samples of the next lists, which are read together, and their keys."""
-        lists: list[list[Any]] = []
-        keys: list[RestoreKey] = []
-        at_once = 1 if self._spec.drawing else n  # hooks that draw do so in the order of the lists
-        with suppress(StopIteration):
-            while (num := min(n - len(lists), at_once)) > 0:
-                samples, own = self._read(num)
-                lists += samples
-                keys += own
-        self.key = keys[-1] if keys else self.key
-        return lists, keys
+    def take_ready(self, n: int) -> tuple[list[list[Any]], list[RestoreKey]]:
+        """Returns the samples of some of the next lists, which are read together, and their keys.
+
+        Hooks that draw do so in the order of the lists.
+        """
+        return self._read(1 if self._spec.drawing else n)
 
     @property
     def lengths(self) -> list[list[int]]:
@@ -300,6 +291,7 @@ class PlanCursor(Cursor[list[Any]]):
         slot = self._spec.kind, current_context().batch_index
         found = [(samples, (*slot, *keys)) for keys, samples in reader.next_lists(num) if keys]
         self._reader = reader  # after an error, the next list begins with another one
+        self.key = found[-1][1] if found else self.key
         return [samples for samples, _ in found], [key for _, key in found]
 
     def skip(self, n: int) -> None:

@@ -30,7 +30,7 @@ from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction, unskipped
 from energon_lite.stages.collect import CollectDataset, Found, Unit, UnitsOf, count_dropped, name_of
-from energon_lite.stages.map import WrappedFunction
+from energon_lite.stages.map import ReadyCursor, WrappedFunction
 
 T = TypeVar("T")
 
@@ -67,14 +67,13 @@ class MeasureDataset(PerItemStage[T]):
         return MeasureCursor(self, self.dataset.cursor(below))
 
 
-class MeasureCursor(StageCursor[T]):
+class MeasureCursor(ReadyCursor[T], StageCursor[T]):
     """A place among measured samples.
 
     Attributes:
         length: what `length_fn` returned for the sample that `next` returned last.
     """
 
-    key: RestoreKey = ()
     length: Any
 
     def __init__(self, spec: MeasureDataset[T], inner: Cursor[T]) -> None:
@@ -99,16 +98,10 @@ class MeasureCursor(StageCursor[T]):
             current_context().measured(first_leaf(key)[0], tokens)
             return item
 
-    def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
-        """Returns the next samples and their restore keys."""
-        items: list[T] = []
-        keys: list[RestoreKey] = []
-        with suppress(StopIteration):
-            while len(keys) < n:
-                own_items, own_keys, _ = self.take_measured(n - len(keys))
-                items += own_items
-                keys += own_keys
-        return items, keys
+    def take_ready(self, n: int) -> tuple[list[T], list[RestoreKey]]:
+        """Returns some of the next `n` samples, and their restore keys."""
+        samples, keys, _ = self.take_measured(n)
+        return samples, keys
 
     def take_measured(self, n: int) -> tuple[list[T], list[RestoreKey], list[Any]]:
         """Returns some of the next `n` samples, with their restore keys and lengths.
