@@ -1,11 +1,11 @@
-"""Several datasets by weight, of samples or of tokens: whole items in turn, or mixed in a batch."""
+"""Several datasets by weight, of samples or of tokens, of which each item is taken whole."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -17,21 +17,16 @@ from energon_lite.core.errors import StateError
 from energon_lite.core.keys import first_leaf, leaves
 from energon_lite.core.sample_columns import Columns, joined_samples, samples_of
 from energon_lite.core.seeds import key_of
-from energon_lite.core.stacking import batch_list
 from energon_lite.core.stage import StageCursor
 from energon_lite.core.state import COUNT, JSON, NUMBER, TEXT, RestoreKey, Snapshot, rows
 from energon_lite.core.stream_context import context_or
 from energon_lite.core.topology import Stream, WorkerConfig
-from energon_lite.core.user_function import UserFunction
 from energon_lite.order.blending import MODES, BlendOrder, BudgetOrder, BudgetState
 from energon_lite.order.schedules import Schedule, Weight, Weights
 from energon_lite.sources.draws_ahead import DrawsAhead, common_kind
 from energon_lite.sources.planned_source import OrderColumns, OrderCursor, interleaved
 from energon_lite.sources.source import SourcePlaces, WebdatasetSource
-from energon_lite.stages.batching import BatchDataset
 from energon_lite.stages.concat import CombinedDataset, RepeatDataset, total_items
-from energon_lite.stages.loss_weights import LossWeightCursor, LossWeightDataset
-from energon_lite.stages.map import as_user_function
 
 T = TypeVar("T")
 
@@ -757,50 +752,6 @@ def _begin_second_round(cursors: Sequence[Any], child: int) -> None:
     if rounds[child] > 0 or rounds.count(0) == 1:
         raise StopIteration
     cursors[child].begin_round()
-
-
-class MixBatchDataset(BatchDataset[T]):
-    """Batches whose samples come from several datasets, by weight.
-
-    State, Length, Keys: those of a batch over a `BlendDataset`.
-
-    Args:
-        datasets: pairs (dataset, weight); datasets of batches should have batches of one, so that
-            `batch_size` of them make a batch.
-        batch_size: items of the datasets in a batch.
-        batch_mix_fn: makes a batch of a list of such items; `homogeneous_concat_mix` for batches of
-            one type. By default the list itself.
-        until: as in `BlendDataset`.
-        blend_mode: as in `BlendDataset`.
-        worker_config: by default that of the datasets.
-    """
-
-    def __init__(
-        self,
-        *datasets: tuple[SavableDataset[Any], Weight],
-        batch_size: int,
-        batch_mix_fn: Callable[[list[Any]], T] | UserFunction | None = None,
-        until: str | None = None,
-        blend_mode: str = "exact",
-        worker_config: WorkerConfig | None = None,
-    ) -> None:
-        blend = BlendDataset(
-            *datasets, until=until, blend_mode=blend_mode, worker_config=worker_config
-        )
-        mix = batch_mix_fn or batch_list
-        if not isinstance(mix, UserFunction):
-            mix = as_user_function(mix, "batch_mix_fn", blend.worker_config, is_stateless=True)
-        super().__init__(blend, batch_size, mix)
-
-    def open(self, inner: Cursor[Any], stream: Stream) -> Cursor[T]:
-        """Returns a fresh cursor, of batches with the loss weights of all their samples."""
-        return LossWeightCursor(LossWeightDataset(self), super().open(inner, stream))
-
-    def restore_sample(self, restore_key: RestoreKey) -> T:
-        """Re-creates the batch with its loss weights."""
-        batch = super().restore_sample(restore_key)
-        LossWeightDataset(self).weigh(batch, restore_key)
-        return batch
 
 
 def leaf_weights(weights: Weights) -> list[JSON]:
