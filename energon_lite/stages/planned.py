@@ -9,6 +9,7 @@ import hashlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -232,7 +233,7 @@ class PlanCursor(ReadyCursor[list[Any]]):
         self._spec = spec
         self._stream = stream
         self._names = list(spec.webdatasets)
-        self._lengths: dict[int, tuple[Int64Array, ...]] = {}
+        self._opened = cache(lambda number: spec.lengths(self._names[number]))
         self.collector = spec.collector(stream)
         numbers = range(stream.num_streams) if spec.is_shared else [stream.index]
         self._readers = [
@@ -416,11 +417,6 @@ class PlanCursor(ReadyCursor[list[Any]]):
             for place, column in enumerate(self._opened(number)):
                 lengths[own, place] = column[refs.indices[own]]
         return lengths
-
-    def _opened(self, source: int) -> tuple[Int64Array, ...]:
-        if source not in self._lengths:
-            self._lengths[source] = self._spec.lengths(self._names[source])
-        return self._lengths[source]
 
     def snapshot(self) -> Snapshot:
         """Returns the position."""

@@ -72,9 +72,11 @@ class MeasureCursor(ReadyCursor[T], StageCursor[T]):
 
     Attributes:
         length: what `length_fn` returned for the sample that `next` returned last.
+        lengths: the same for the samples that `take_ready` returned last.
     """
 
     length: Any
+    lengths: list[Any]
 
     def __init__(self, spec: MeasureDataset[T], inner: Cursor[T]) -> None:
         super().__init__(spec, inner)
@@ -99,16 +101,7 @@ class MeasureCursor(ReadyCursor[T], StageCursor[T]):
             return item
 
     def take_ready(self, n: int) -> tuple[list[T], list[RestoreKey]]:
-        """Returns some of the next `n` samples, and their restore keys."""
-        samples, keys, _ = self.take_measured(n)
-        return samples, keys
-
-    def take_measured(self, n: int) -> tuple[list[T], list[RestoreKey], list[Any]]:
-        """Returns some of the next `n` samples, with their restore keys and lengths.
-
-        Raises:
-            StopIteration: There is none.
-        """
+        """Returns some of the next `n` samples, measured, and their restore keys."""
         samples, keys = self.inner.take_ready(n)
         lengths, samples, keys = unskipped(self._run.call_each(keys, samples), samples, keys)
         if keys:
@@ -121,7 +114,8 @@ class MeasureCursor(ReadyCursor[T], StageCursor[T]):
                 totals[name] = totals.get(name, 0) + tokens
             for name, tokens in totals.items():
                 current_context().measured(name, tokens)
-        return samples, keys, lengths
+        self.lengths = lengths
+        return samples, keys
 
     def _counted(self, length: Any) -> int:
         tokens: Any = length.get(TOKENS) if isinstance(length, dict) else length
@@ -246,7 +240,8 @@ class MeasuredLists(CollectDataset[list[Any]]):
             return super().read(inner, units_of, num, found)
         with suppress(StopIteration):
             while num > 0:
-                samples, keys, lengths = inner.take_measured(num)
+                samples, keys = inner.take_ready(num)
+                lengths = inner.lengths
                 num -= len(keys)
                 is_plain = {*map(type, lengths)} == {int} and min(lengths) > 0
                 if is_plain and max(lengths) <= rules.limits[0]:
