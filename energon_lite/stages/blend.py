@@ -597,7 +597,10 @@ class _BlendCursor(StageCursor[T]):
     def _end(self, child: int) -> None:
         """Takes a dataset out of the choice; ends the pass where it was the one to wait for."""
         if not self._is_plain:
-            _begin_second_round(self.cursors, child)
+            rounds = [cursor.round for cursor in self.cursors]
+            if rounds[child] > 0 or rounds.count(0) == 1:  # the last one in its first round
+                raise StopIteration
+            self.cursors[child].begin_round()
             return
         self._ended.add(child)
         if self.spec.until == "first" or len(self._ended) == len(self.spec.datasets):
@@ -740,18 +743,6 @@ class _SourcesCursor(_BlendCursor[T]):
         snapshot.expect(self.spec.name, len(self.spec.datasets))
         self.set_fields(snapshot)
         self._opened.restore(snapshot.below(self.spec.labels))
-
-
-def _begin_second_round(cursors: Sequence[Any], child: int) -> None:
-    """Begins the second round of a dataset, whose first has ended.
-
-    Raises:
-        StopIteration: It was the last one in its first round; all stay where they are.
-    """
-    rounds = [cursor.round for cursor in cursors]
-    if rounds[child] > 0 or rounds.count(0) == 1:
-        raise StopIteration
-    cursors[child].begin_round()
 
 
 def leaf_weights(weights: Weights) -> list[JSON]:
