@@ -245,7 +245,7 @@ class PackMembers(Stage[list[Any]]):
         samples: list[Any] = self.dataset.restore_sample(restore_key)
         encoder, keys = self.encoder, [*restore_key[2:]]
         with replaying():
-            encode = encoder and (lambda own, inputs: [*map(encoder.call, own, inputs)])
+            encode = (lambda own, inputs: [*map(encoder.call, own, inputs)]) if encoder else None
             return _finished(keys, samples, encode, self.cut.call, self.loss_weights())
 
     def own_settings(self) -> dict[str, JSON]:
