@@ -76,6 +76,8 @@ from energon_lite.extras.energon.legacy import (
     VQAOCRWebdataset,
     VQAWebdataset,
 )
+from energon_lite.extras.energon.mix_batches import MixBatchDataset
+from energon_lite.extras.energon.observers import GcDataset, LogSampleDataset
 from energon_lite.extras.joins.joined import JoinedWebdatasetFactory
 from energon_lite.extras.media.av_decoder import (
     AVData,
@@ -116,12 +118,11 @@ from energon_lite.sources.dataset_classes import (
 from energon_lite.sources.source_factory import BaseCoreDatasetFactory
 from energon_lite.sources.webdataset import BaseWebdatasetFactory
 from energon_lite.stages.batching import BatchDataset, BucketBatchDataset, GroupBatchDataset
-from energon_lite.stages.blend import BlendDataset, MixBatchDataset
+from energon_lite.stages.blend import BlendDataset
 from energon_lite.stages.concat import ConcatDataset, RepeatDataset
 from energon_lite.stages.epochs import EpochizeDataset, LimitDataset
 from energon_lite.stages.map import FilterDataset, MapDataset
 from energon_lite.stages.modality_batches import SplitModalityBatchDataset
-from energon_lite.stages.observers import GcDataset, LogSampleDataset
 from energon_lite.stages.pack_lists import PackedSamplesOutput
 from energon_lite.stages.packed_sample import PackedBatch, PackedSample, pack_samples
 from energon_lite.stages.packing_stage import PackingDataset

@@ -1,11 +1,11 @@
-"""Several datasets by weight, of samples or of tokens: whole items in turn, or mixed in a batch."""
+"""Several datasets by weight, of samples or of tokens, of which each item is taken whole."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -17,21 +17,16 @@ from energon_lite.core.errors import StateError
 from energon_lite.core.keys import first_leaf, leaves
 from energon_lite.core.sample_columns import Columns, joined_samples, samples_of
 from energon_lite.core.seeds import key_of
-from energon_lite.core.stacking import batch_list
 from energon_lite.core.stage import StageCursor
 from energon_lite.core.state import COUNT, JSON, NUMBER, TEXT, RestoreKey, Snapshot, rows
 from energon_lite.core.stream_context import context_or
 from energon_lite.core.topology import Stream, WorkerConfig
-from energon_lite.core.user_function import UserFunction
 from energon_lite.order.blending import MODES, BlendOrder, BudgetOrder, BudgetState
 from energon_lite.order.schedules import Schedule, Weight, Weights
 from energon_lite.sources.draws_ahead import DrawsAhead, common_kind
 from energon_lite.sources.planned_source import OrderColumns, OrderCursor, interleaved
 from energon_lite.sources.source import SourcePlaces, WebdatasetSource
-from energon_lite.stages.batching import BatchDataset
 from energon_lite.stages.concat import CombinedDataset, RepeatDataset, total_items
-from energon_lite.stages.loss_weights import LossWeightCursor, LossWeightDataset
-from energon_lite.stages.map import as_user_function
 
 T = TypeVar("T")
 
@@ -301,14 +296,13 @@ class _BySamples:
     def _begin(self, draw: int) -> None:
         self._ended: set[int] = set()
         self._only_one_left: int | None = 0 if self._num_datasets == 1 else None
-        self._planned_to = 0
         self._go_to(draw)
 
     def _go_to(self, draw: int) -> None:
         """Forgets the plan; the next one begins with `draw`."""
         self._next_plan = draw
         self.plan: list[int] = []
-        self._draws: Sequence[int] = ()
+        self._draws = np.empty(0, dtype=np.int64)
         self.at = self._block = 0
 
     def choose(self) -> int:
@@ -316,23 +310,23 @@ class _BySamples:
         if self._only_one_left is not None:
             return self._only_one_left
         while self.at >= len(self.plan):
-            # What was planned before some datasets ended is planned again up to the same draw.
-            size = self._planned_to - self._next_plan
-            if size <= 0:
-                size = max(self.size, self._block)
-                self._planned_to = self._next_plan + size
-            plan = self._order.block(self._next_plan, size)
-            self._draws = range(self._next_plan, self._next_plan + size)
+            size = max(self.size, self._block)
+            draws = np.arange(self._next_plan, self._next_plan + size)
+            self._set_plan(self._order.block(self._next_plan, size), draws)
             self._next_plan += size
             if self._ended:
-                is_left = ~np.isin(plan, list(self._ended))
-                plan, self._draws = plan[is_left], np.array(self._draws)[is_left].tolist()
                 # Where little is left of the weights, long intervals are passed over at once.
-                self._block = min(_LONGEST_BLOCK, 2 * size) if len(plan) < 16 else 0
-                if not len(plan) and (alone := self._pass_over()) is not None:
+                self._block = min(_LONGEST_BLOCK, 2 * size) if len(self.plan) < 16 else 0
+                if not self.plan and (alone := self._pass_over()) is not None:
                     return alone
-            self.plan, self.at = plan.tolist(), 0
         return self.plan[self.at]
+
+    def _set_plan(self, plan: Int64Array, draws: Int64Array) -> None:
+        """Plans draws, but for those of datasets that have ended."""
+        if self._ended:
+            is_left = ~np.isin(plan, list(self._ended))
+            plan, draws = plan[is_left], draws[is_left]
+        self.plan, self._draws, self.at = plan.tolist(), draws, 0
 
     def drew(self, child: int, key: RestoreKey) -> None:
         """Counts a draw."""
@@ -367,16 +361,17 @@ class _BySamples:
 
     def leave_out(self, ended: set[int]) -> None:
         """Takes the datasets that have ended out of the plan, from the next draw on."""
-        self._ended = ended
-        self._go_to(self._next_draw)
-        self._only_one_left = None
+        self._ended, self._only_one_left = ended, None
         if len(ended) == self._num_datasets - 1:
             # Whatever the plan has, it is always the turn of this one.
             (self._only_one_left,) = set(range(self._num_datasets)) - ended
+            self._go_to(self._next_draw)
+        else:
+            self._set_plan(np.array(self.plan[self.at :]), self._draws[self.at :])
 
     @property
     def _next_draw(self) -> int:
-        return self._draws[self.at] if self.at < len(self.plan) else self._next_plan
+        return int(self._draws[self.at]) if self.at < len(self.plan) else self._next_plan
 
     def state(self) -> dict[str, Any]:
         """Returns the number of the next draw."""
@@ -564,11 +559,11 @@ class _BlendCursor(StageCursor[T]):
     """A place in a blend of any datasets."""
 
     key: RestoreKey = ()
+    cursors: Any
 
-    def __init__(
-        self, spec: BlendDataset[T], stream: Stream, cursors: Sequence[Cursor[T]] = ()
-    ) -> None:
-        super().__init__(spec, *cursors)
+    def __init__(self, spec: BlendDataset[T], stream: Stream, cursors: Any) -> None:
+        super().__init__(spec)
+        self.cursors = cursors
         self._is_plain = spec.until != "all_once"
         self._chooser = spec.chooser(stream)
         self._begin()
@@ -576,22 +571,25 @@ class _BlendCursor(StageCursor[T]):
     def _begin(self) -> None:
         self._ended: set[int] = set()
         # The snapshots of all datasets, and those from which something was drawn since.
-        self._places: list[Any] = [None] * len(self.cursors)
-        self._drawn = set(range(len(self.cursors)))
+        num_datasets = len(self.spec.datasets)
+        self._places: list[Any] = [None] * num_datasets
+        self._drawn = set(range(num_datasets))
 
     def __next__(self) -> T:
         while True:
             child = self._chooser.choose()
             try:
-                return self._draw(child, self.cursors)
+                return self._draw(child)
             except StopIteration:
                 self._end(child)
 
-    def _draw(self, child: int, cursors: Any) -> T:
+    def _draw(self, child: int) -> T:
         """Returns the next item of a dataset, and counts the draw."""
-        cursor = cursors[child]
+        cursor = self.cursors[child]
         self._drawn.add(child)
-        item: T = next(cursor) if self._is_plain else _next_of_round(cursor)
+        # The first round of a repeated dataset ends as finite data do.
+        is_first = not self._is_plain and cursor.round == 0
+        item: T = cursor.next_in_round() if is_first else next(cursor)
         self.key = cursor.key
         self._chooser.drew(child, self.key)
         return item
@@ -599,7 +597,10 @@ class _BlendCursor(StageCursor[T]):
     def _end(self, child: int) -> None:
         """Takes a dataset out of the choice; ends the pass where it was the one to wait for."""
         if not self._is_plain:
-            _begin_second_round(self.cursors, child)
+            rounds = [cursor.round for cursor in self.cursors]
+            if rounds[child] > 0 or rounds.count(0) == 1:  # the last one in its first round
+                raise StopIteration
+            self.cursors[child].begin_round()
             return
         self._ended.add(child)
         if self.spec.until == "first" or len(self._ended) == len(self.spec.datasets):
@@ -620,7 +621,7 @@ class _BlendCursor(StageCursor[T]):
 
     def take_columns(self, n: int) -> OrderColumns:
         """As `OrderCursor`."""
-        cursors: Any = self.cursors
+        cursors = self.cursors
         self._drawn.update(range(len(cursors)))
         if len(cursors) == 1:
             columns: OrderColumns = cursors[0].take_columns(n)
@@ -651,7 +652,7 @@ class _SourcesCursor(_BlendCursor[T]):
     def __init__(self, spec: BlendDataset[T], stream: Stream) -> None:
         self._opened = _Opened(spec, stream)
         self._stream = stream
-        super().__init__(spec, stream)
+        super().__init__(spec, stream, self._opened)
 
     def _begin(self) -> None:
         super()._begin()
@@ -689,10 +690,10 @@ class _SourcesCursor(_BlendCursor[T]):
         self._plan.at += 1
         return item
 
-    def _draw(self, child: int, cursors: Any) -> T:
+    def _draw(self, child: int) -> T:
         if self._num_ready(1):  # since another source has ended
             return next(self)
-        item = super()._draw(child, self._opened)
+        item = super()._draw(child)
         if self._ahead is not None:
             self._ahead.pass_over()
         return item
@@ -742,67 +743,6 @@ class _SourcesCursor(_BlendCursor[T]):
         snapshot.expect(self.spec.name, len(self.spec.datasets))
         self.set_fields(snapshot)
         self._opened.restore(snapshot.below(self.spec.labels))
-
-
-def _next_of_round(cursor: Any) -> Any:
-    """Returns a repeated dataset's next item; its first round ends as finite data do."""
-    return cursor.next_in_round() if cursor.round == 0 else next(cursor)
-
-
-def _begin_second_round(cursors: Sequence[Any], child: int) -> None:
-    """Begins the second round of a dataset, whose first has ended.
-
-    Raises:
-        StopIteration: It was the last one in its first round; all stay where they are.
-    """
-    rounds = [cursor.round for cursor in cursors]
-    if rounds[child] > 0 or rounds.count(0) == 1:
-        raise StopIteration
-    cursors[child].begin_round()
-
-
-class MixBatchDataset(BatchDataset[T]):
-    """Batches whose samples come from several datasets, by weight.
-
-    State, Length, Keys: those of a batch over a `BlendDataset`.
-
-    Args:
-        datasets: pairs (dataset, weight); datasets of batches should have batches of one, so that
-            `batch_size` of them make a batch.
-        batch_size: items of the datasets in a batch.
-        batch_mix_fn: makes a batch of a list of such items; `homogeneous_concat_mix` for batches of
-            one type. By default the list itself.
-        until: as in `BlendDataset`.
-        blend_mode: as in `BlendDataset`.
-        worker_config: by default that of the datasets.
-    """
-
-    def __init__(
-        self,
-        *datasets: tuple[SavableDataset[Any], Weight],
-        batch_size: int,
-        batch_mix_fn: Callable[[list[Any]], T] | UserFunction | None = None,
-        until: str | None = None,
-        blend_mode: str = "exact",
-        worker_config: WorkerConfig | None = None,
-    ) -> None:
-        blend = BlendDataset(
-            *datasets, until=until, blend_mode=blend_mode, worker_config=worker_config
-        )
-        mix = batch_mix_fn or batch_list
-        if not isinstance(mix, UserFunction):
-            mix = as_user_function(mix, "batch_mix_fn", blend.worker_config, is_stateless=True)
-        super().__init__(blend, batch_size, mix)
-
-    def open(self, inner: Cursor[Any], stream: Stream) -> Cursor[T]:
-        """Returns a fresh cursor, of batches with the loss weights of all their samples."""
-        return LossWeightCursor(LossWeightDataset(self), super().open(inner, stream))
-
-    def restore_sample(self, restore_key: RestoreKey) -> T:
-        """Re-creates the batch with its loss weights."""
-        batch = super().restore_sample(restore_key)
-        LossWeightDataset(self).weigh(batch, restore_key)
-        return batch
 
 
 def leaf_weights(weights: Weights) -> list[JSON]:

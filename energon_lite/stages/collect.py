@@ -268,8 +268,6 @@ class CollectCursor(Cursor[Any]):
         self._again = Again(spec.restore_member)
         # The lengths of the samples of the list that `next` returned last, if they are kept.
         self.lengths: list[Sequence[int]] = []
-        # Whether samples of the buffer may have to be re-created.
-        self._may_be_skipped = False
 
     def __next__(self) -> Any:
         """Returns the next list."""
@@ -289,9 +287,7 @@ class CollectCursor(Cursor[Any]):
             keys, samples = self._taken_or_kept(numbers)
         else:
             keys, samples = self._buffer.taken(numbers)
-        if self._may_be_skipped:
-            samples = self._re_created(keys, samples)
-        self.key, item = self._spec.made(keys, samples)
+        self.key, item = self._spec.made(keys, self._re_created(keys, samples))
         return item
 
     def _re_created(self, keys: list[RestoreKey], samples: list[Any]) -> list[Any]:
@@ -374,7 +370,6 @@ class CollectCursor(Cursor[Any]):
                 self._num_repeated += 1
             elif number in kept:
                 buffer.samples[number] = SKIPPED
-        self._may_be_skipped = True
         buffer.taken([n for n in (*numbers, *self._kept) if n >= 0 and n not in kept])
         self._kept = kept
         return keys, samples
@@ -446,7 +441,7 @@ class CollectCursor(Cursor[Any]):
         self.collector = collector
         self._buffer = buffer
         self._num_read, self._num_repeated, self._has_ended = num_read, num_repeated, has_ended
-        self._kept, self._may_be_skipped = frozenset(collector.kept), True
+        self._kept = frozenset(collector.kept)
         self._again = Again(spec.restore_member, keys)
         first = dict(zip(in_group.tolist()[::-1], numbers.tolist()[::-1], strict=True))
         self._groups = {self._loaded(entry, first.get(entry[0])): int(entry[0]) for entry in groups}

@@ -51,11 +51,6 @@ def unique_sources(datasets: Sequence[SavableDataset[Any]]) -> list[SavableDatas
     return unique
 
 
-def label_of(dataset: SavableDataset[Any], number: int) -> str:
-    """Names a dataset among its siblings: by its sources, or by its number where it has none."""
-    return "+".join(facts.name for facts in dataset.sources()) or f"#{number}"
-
-
 class CombinedDataset(SavableDataset[T]):
     """A dataset over several others.
 
@@ -89,7 +84,9 @@ class CombinedDataset(SavableDataset[T]):
 
     def _set_datasets(self, datasets: Sequence[SavableDataset[Any]]) -> None:
         self.datasets = tuple(datasets)
-        self.labels = Names(label_of(dataset, i) for i, dataset in enumerate(self.datasets))
+        # By their sources, or by their number where they have none.
+        names = ["+".join(facts.name for facts in dataset.sources()) for dataset in datasets]
+        self.labels = Names(name or f"#{number}" for number, name in enumerate(names))
         self._routes = {
             facts.name: i for i, dataset in enumerate(self.datasets) for facts in dataset.sources()
         }

@@ -13,9 +13,12 @@ from typing import Any, TypeVar
 from energon_lite.core.dataset import SavableDataset, Traits
 from energon_lite.core.stage import Stage
 from energon_lite.core.topology import WorkerConfig
-from energon_lite.stages.observers import LogSampleDataset
+from energon_lite.names.energon_modules import import_name
 
 T = TypeVar("T")
+
+# Imported on first use.
+_LOG_SAMPLES = "energon_lite.extras.energon.observers:LogSampleDataset"
 
 
 class EpochizeDataset(Stage[T]):
@@ -81,7 +84,7 @@ class LimitDataset(EpochizeDataset[T]):
 def _logged(dataset: SavableDataset[Any], mode: str, level: int) -> SavableDataset[Any]:
     config = dataset.worker_config
     is_on = config is not None and config.should_log(level)
-    return LogSampleDataset(dataset, mode) if is_on else dataset
+    return import_name(_LOG_SAMPLES)(dataset, mode) if is_on else dataset
 
 
 def virtual_epochs(dataset: SavableDataset[Any], length: int) -> SavableDataset[Any]:

@@ -225,10 +225,25 @@ class FilterDataset(MapDataset[T]):
     restore_sample = Stage.restore_sample
 
 
-class MapCursor(StageCursor[T]):
-    """A place among items of which each has been given to a function."""
+class ReadyCursor(Cursor[T]):
+    """A place among items that are made several at once; a subclass defines `take_ready`."""
 
     key: RestoreKey = ()
+
+    def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
+        """Returns the next items, and their restore keys."""
+        items: list[T] = []
+        keys: list[RestoreKey] = []
+        with suppress(StopIteration):
+            while len(keys) < n:
+                more, own = self.take_ready(n - len(keys))
+                items += more
+                keys += own
+        return items, keys
+
+
+class MapCursor(ReadyCursor[T], StageCursor[T]):
+    """A place among items of which each has been given to a function."""
 
     def __init__(self, spec: MapDataset[T], inner: Cursor[Any]) -> None:
         super().__init__(spec, inner)
@@ -247,17 +262,6 @@ class MapCursor(StageCursor[T]):
             if result is not SKIPPED:
                 self.key = key
                 return result  # type: ignore[no-any-return]
-
-    def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
-        """Returns the next items, and their restore keys."""
-        items: list[T] = []
-        keys: list[RestoreKey] = []
-        with suppress(StopIteration):
-            while len(keys) < n:
-                more, own = self.take_ready(n - len(keys))
-                items += more
-                keys += own
-        return items, keys
 
     def take_ready(self, n: int) -> tuple[list[T], list[RestoreKey]]:
         """Returns some of the next items, and their restore keys."""

@@ -31,6 +31,7 @@ from energon_lite.stages.map import (
     FunctionConfig,
     MapCursor,
     MapDataset,
+    ReadyCursor,
     WrappedFunction,
     as_user_function,
 )
@@ -241,16 +242,11 @@ class PackMembers(Stage[list[Any]]):
 
     def restore_sample(self, restore_key: RestoreKey) -> list[Any]:
         """Makes the samples of a pack again."""
-        samples = self.dataset.restore_sample(restore_key)
-        weights = self.loss_weights()
+        samples: list[Any] = self.dataset.restore_sample(restore_key)
+        encoder, keys = self.encoder, [*restore_key[2:]]
         with replaying():
-            for i, key in enumerate(restore_key[2:]):
-                if self.encoder is not None:
-                    samples[i] = self.encoder.call(whole(key), samples[i])
-                if is_piece(key):
-                    samples[i] = self.cut.call(key, _Piece(samples[i], key[1], key[2]))
-                _weigh(samples[i], key, weights)
-        return samples  # type: ignore[no-any-return]
+            encode = (lambda own, inputs: [*map(encoder.call, own, inputs)]) if encoder else None
+            return _finished(keys, samples, encode, self.cut.call, self.loss_weights())
 
     def own_settings(self) -> dict[str, JSON]:
         """Returns the encoder."""
@@ -260,9 +256,35 @@ class PackMembers(Stage[list[Any]]):
         return {"encoder": encoder}
 
 
-class _MemberCursor(StageCursor[list[Any]]):
-    key: RestoreKey = ()
+def _finished(
+    keys: list[RestoreKey],
+    samples: list[Any],
+    encode: Callable[[list[RestoreKey], list[Any]], list[Any]] | None,
+    cut: Callable[[RestoreKey, _Piece], Any],
+    weights: dict[str, float],
+) -> list[Any]:
+    """Returns encoded samples, or parts of them, as packs have them.
 
+    Args:
+        keys: their restore keys.
+        samples: the samples; `SKIPPED`, here and in the result, in place of those that failed.
+        encode: what is to be done with them first; None for nothing.
+        cut: cuts a part out.
+        weights: loss weights by source.
+    """
+    are_parts = tuple in {type(key[-1]) for key in keys}  # some or all of them
+    if encode is not None and keys:
+        samples = encode([*map(whole, keys)] if are_parts else keys, samples)
+    for i, key in enumerate(keys) if are_parts else ():
+        if is_piece(key) and samples[i] is not SKIPPED:
+            samples[i] = cut(key, _Piece(samples[i], key[1], key[2]))
+    for key, sample in zip(keys, samples, strict=True) if weights else ():
+        if sample is not SKIPPED:
+            _weigh(sample, key, weights)
+    return samples
+
+
+class _MemberCursor(ReadyCursor[list[Any]], StageCursor[list[Any]]):
     def __init__(self, spec: PackMembers, inner: Cursor[list[Any]]) -> None:
         super().__init__(spec, inner)
         self._encode = FunctionRun(spec.encoder).call_timed if spec.encoder else None
@@ -270,56 +292,32 @@ class _MemberCursor(StageCursor[list[Any]]):
         self._weights = spec.loss_weights()
 
     def __next__(self) -> list[Any]:
-        packs, _ = self._taken(1)
-        if not packs:
-            raise StopIteration
-        return packs[0]
-
-    def take(self, n: int) -> tuple[list[list[Any]], list[RestoreKey]]:
-        if self.spec.encoder is not None and self.spec.encoder.may_draw:
-            return super().take(n)  # in turn with the hooks below
-        return self._taken(n)
+        while True:
+            packs, _ = self._some(1)
+            if packs:
+                return packs[0]
 
     def take_ready(self, n: int) -> tuple[list[list[Any]], list[RestoreKey]]:
-        packs, keys = self.take(n)
+        draws = self.spec.encoder is not None and self.spec.encoder.may_draw
+        return self._some(1 if draws else n)  # in turn with the hooks below
+
+    def _some(self, n: int) -> tuple[list[list[Any]], list[RestoreKey]]:
+        """Returns what is left of the next `n` packs, and the restore keys of the packs."""
+        packs, keys = self.inner.take(n)
         if not keys:
             raise StopIteration
-        return packs, keys
-
-    def _taken(self, n: int) -> tuple[list[list[Any]], list[RestoreKey]]:
-        """Returns the samples of the next packs, and the restore keys of the packs."""
+        flat = [key for of_pack in keys for key in of_pack[2:]]
+        members = [*chain.from_iterable(packs)]
+        samples = iter(_finished(flat, members, self._encode, self._cut, self._weights))
         made: list[list[Any]] = []
         taken: list[RestoreKey] = []
-        while (num := n - len(made)) > 0:
-            packs, keys = self.inner.take(num)
-            flat = [key for of_pack in keys for key in of_pack[2:]]
-            samples = iter(self._encoded(flat, [*chain.from_iterable(packs)]))
-            for pack, (kind, slot, *own) in zip(packs, keys, strict=True):
-                members, own = unskipped([*islice(samples, len(pack))], own)
-                if members:
-                    made.append(members)
-                    taken.append((kind, slot, *own))
-            if len(packs) < num:
-                break
+        for pack, (kind, slot, *own) in zip(packs, keys, strict=True):
+            members, own = unskipped([*islice(samples, len(pack))], own)
+            if members:
+                made.append(members)
+                taken.append((kind, slot, *own))
         self.key = taken[-1] if taken else self.key
         return made, taken
-
-    def _encoded(self, keys: list[RestoreKey], samples: list[Any]) -> list[Any]:
-        """Returns encoded samples, or parts of them; `SKIPPED` in place of those that failed."""
-        are_parts = tuple in {type(key[-1]) for key in keys}  # some or all of them
-        if self._encode is not None and keys:
-            samples = self._encode([*map(whole, keys)] if are_parts else keys, samples)
-        if are_parts:
-            samples = list(map(self._part, keys, samples))
-        for key, sample in zip(keys, samples, strict=True) if self._weights else ():
-            if sample is not SKIPPED:
-                _weigh(sample, key, self._weights)
-        return samples
-
-    def _part(self, key: RestoreKey, sample: Any) -> Any:
-        if sample is SKIPPED or not is_piece(key):
-            return sample
-        return self._cut(key, _Piece(sample, key[1], key[2]))
 
 
 def _weigh(sample: Any, key: RestoreKey, weights: dict[str, float]) -> None:

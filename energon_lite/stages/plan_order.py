@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
-from operator import add
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -237,12 +236,13 @@ class PlanReader:
         num_records, cost = len(context.records), context.cost(self._names[source])
         cursor, due = self._branches.get(source) or self._open(source)
         due.num_due += len(rows)
-        columns: tuple[list[Any], ...] = ([], [], [])
+        samples, keys, lengths = list[Any](), list[RestoreKey](), list[Any]()
         with suppress(StopIteration):
-            while (num_left := len(rows) - len(columns[0])) > 0:
-                more = cursor.take_measured(num_left)
-                columns = tuple(map(add, columns, more)) if columns[0] else more
-        samples, keys, lengths = columns
+            while (num_left := len(rows) - len(samples)) > 0:
+                more, own_keys = cursor.take_ready(num_left)
+                samples += more
+                keys += own_keys
+                lengths += cursor.lengths
         if self._was_read[rows[0]]:  # and counted before
             del context.records[num_records:]
             cost.draws -= 1

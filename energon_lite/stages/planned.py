@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED
 from energon_lite.sources.source import WebdatasetSource
 from energon_lite.stages.collect import ListDataset, count_dropped
+from energon_lite.stages.map import ReadyCursor
 from energon_lite.stages.plan_order import (
     NO_REFS,
     OrderReader,
@@ -225,16 +226,14 @@ class PlannedDataset(ListDataset[list[Any]]):
         return [(source, self.index) for source in self.webdatasets.values()]
 
 
-class PlanCursor(Cursor[list[Any]]):
+class PlanCursor(ReadyCursor[list[Any]]):
     """A stream's position among planned lists."""
-
-    key: RestoreKey = ()
 
     def __init__(self, spec: PlannedDataset, stream: Stream) -> None:
         self._spec = spec
         self._stream = stream
         self._names = list(spec.webdatasets)
-        self._lengths: dict[int, tuple[Int64Array, ...]] = {}
+        self._opened = cache(lambda number: spec.lengths(self._names[number]))
         self.collector = spec.collector(stream)
         numbers = range(stream.num_streams) if spec.is_shared else [stream.index]
         self._readers = [
@@ -263,23 +262,16 @@ class PlanCursor(Cursor[list[Any]]):
     def __next__(self) -> list[Any]:
         """Returns the samples of the next list; a list of which all samples failed is skipped."""
         while True:
-            samples, keys = self._read(1)
-            if keys:
-                self.key = keys[0]
-                return samples[0]
+            lists, _ = self._read(1)
+            if lists:
+                return lists[0]
 
-    def take(self, n: int) -> tuple[list[list[Any]], list[RestoreKey]]:
-        """Returns the samples of the next lists, which are read together, and their keys."""
-        lists: list[list[Any]] = []
-        keys: list[RestoreKey] = []
-        at_once = 1 if self._spec.drawing else n  # hooks that draw do so in the order of the lists
-        with suppress(StopIteration):
-            while (num := min(n - len(lists), at_once)) > 0:
-                samples, own = self._read(num)
-                lists += samples
-                keys += own
-        self.key = keys[-1] if keys else self.key
-        return lists, keys
+    def take_ready(self, n: int) -> tuple[list[list[Any]], list[RestoreKey]]:
+        """Returns the samples of some of the next lists, which are read together, and their keys.
+
+        Hooks that draw do so in the order of the lists.
+        """
+        return self._read(1 if self._spec.drawing else n)
 
     @property
     def lengths(self) -> list[list[int]]:
@@ -300,6 +292,7 @@ class PlanCursor(Cursor[list[Any]]):
         slot = self._spec.kind, current_context().batch_index
         found = [(samples, (*slot, *keys)) for keys, samples in reader.next_lists(num) if keys]
         self._reader = reader  # after an error, the next list begins with another one
+        self.key = found[-1][1] if found else self.key
         return [samples for samples, _ in found], [key for _, key in found]
 
     def skip(self, n: int) -> None:
@@ -424,11 +417,6 @@ class PlanCursor(Cursor[list[Any]]):
             for place, column in enumerate(self._opened(number)):
                 lengths[own, place] = column[refs.indices[own]]
         return lengths
-
-    def _opened(self, source: int) -> tuple[Int64Array, ...]:
-        if source not in self._lengths:
-            self._lengths[source] = self._spec.lengths(self._names[source])
-        return self._lengths[source]
 
     def snapshot(self) -> Snapshot:
         """Returns the position."""

@@ -30,7 +30,7 @@ from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction, unskipped
 from energon_lite.stages.collect import CollectDataset, Found, Unit, UnitsOf, count_dropped, name_of
-from energon_lite.stages.map import WrappedFunction
+from energon_lite.stages.map import ReadyCursor, WrappedFunction
 
 T = TypeVar("T")
 
@@ -67,15 +67,16 @@ class MeasureDataset(PerItemStage[T]):
         return MeasureCursor(self, self.dataset.cursor(below))
 
 
-class MeasureCursor(StageCursor[T]):
+class MeasureCursor(ReadyCursor[T], StageCursor[T]):
     """A place among measured samples.
 
     Attributes:
         length: what `length_fn` returned for the sample that `next` returned last.
+        lengths: the same for the samples that `take_ready` returned last.
     """
 
-    key: RestoreKey = ()
     length: Any
+    lengths: list[Any]
 
     def __init__(self, spec: MeasureDataset[T], inner: Cursor[T]) -> None:
         super().__init__(spec, inner)
@@ -99,23 +100,8 @@ class MeasureCursor(StageCursor[T]):
             current_context().measured(first_leaf(key)[0], tokens)
             return item
 
-    def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
-        """Returns the next samples and their restore keys."""
-        items: list[T] = []
-        keys: list[RestoreKey] = []
-        with suppress(StopIteration):
-            while len(keys) < n:
-                own_items, own_keys, _ = self.take_measured(n - len(keys))
-                items += own_items
-                keys += own_keys
-        return items, keys
-
-    def take_measured(self, n: int) -> tuple[list[T], list[RestoreKey], list[Any]]:
-        """Returns some of the next `n` samples, with their restore keys and lengths.
-
-        Raises:
-            StopIteration: There is none.
-        """
+    def take_ready(self, n: int) -> tuple[list[T], list[RestoreKey]]:
+        """Returns some of the next `n` samples, measured, and their restore keys."""
         samples, keys = self.inner.take_ready(n)
         lengths, samples, keys = unskipped(self._run.call_each(keys, samples), samples, keys)
         if keys:
@@ -128,7 +114,8 @@ class MeasureCursor(StageCursor[T]):
                 totals[name] = totals.get(name, 0) + tokens
             for name, tokens in totals.items():
                 current_context().measured(name, tokens)
-        return samples, keys, lengths
+        self.lengths = lengths
+        return samples, keys
 
     def _counted(self, length: Any) -> int:
         tokens: Any = length.get(TOKENS) if isinstance(length, dict) else length
@@ -253,7 +240,8 @@ class MeasuredLists(CollectDataset[list[Any]]):
             return super().read(inner, units_of, num, found)
         with suppress(StopIteration):
             while num > 0:
-                samples, keys, lengths = inner.take_measured(num)
+                samples, keys = inner.take_ready(num)
+                lengths = inner.lengths
                 num -= len(keys)
                 is_plain = {*map(type, lengths)} == {int} and min(lengths) > 0
                 if is_plain and max(lengths) <= rules.limits[0]:

@@ -671,7 +671,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _no_collections(monkeypatch: pytest.MonkeyPatch) -> None:
     """`GcDataset` would collect the garbage of the test process thousands of times."""
     for name in ("collect", "freeze", "unfreeze"):
-        monkeypatch.setattr(f"energon_lite.stages.observers.gc.{name}", lambda: 0)
+        monkeypatch.setattr(f"energon_lite.extras.energon.observers.gc.{name}", lambda: 0)
 
 
 @pytest.mark.parametrize(

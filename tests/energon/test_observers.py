@@ -26,7 +26,7 @@ from energon_lite import (
 )
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.topology import Stream
-from energon_lite.stages.observers import default_get_keys
+from energon_lite.extras.energon.observers import default_get_keys
 
 from ..helpers import in_file_order, number_of
 

@@ -54,6 +54,7 @@ class GcDataset(PerItemStage[T]):
 
     def open(self, inner: Cursor[T], stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""
+        del stream
         return _GcCursor(self, inner)
 
 
