@@ -181,7 +181,6 @@ class WindowCollector(Collector):
         self._num_read = self._num_windows = 0
         self._lists = Lists(np.empty(0, np.int64), np.zeros(1, np.int64))  # of the last window
         self._num_returned = 0  # of its lists
-        self._ready: list[list[int]] = []  # the same; empty if they were not asked for one by one
         self._leftover: Int64Array = self._lists.indices
         self._blocks: list[tuple[Samples, BoolArray]] = []  # of the next window
 
@@ -225,9 +224,9 @@ class WindowCollector(Collector):
         """Returns the next list of the window, once as much as is due was read."""
         if not self._is_due(has_ended):
             return None
-        self._ready = self._ready or self._lists.tolist()
+        found: list[int] = self._lists[self._num_returned].tolist()
         self._num_returned += 1
-        return self._ready[self._num_returned - 1]
+        return found
 
     def next_window(self, has_ended: bool) -> Lists:
         """Returns all lists that are left of a window; none to add more, or at the end."""
@@ -254,7 +253,7 @@ class WindowCollector(Collector):
             groups = number_groups(samples.groups)
         lists, rest = self._cut(samples._replace(groups=groups), waited, is_last)
         self._lists = lists.renumbered(samples.numbers.__getitem__)
-        self._num_returned, self._ready = 0, []
+        self._num_returned = 0
         self._num_windows += 1
         self._num_read = 0
         self._blocks = []

@@ -20,8 +20,6 @@ from energon_lite.core.topology import Stream
 from energon_lite.order.blending import BlendOrder
 from energon_lite.order.schedules import Weights
 
-# Cycles that are worked out together.
-_BLOCK = 256
 # Batches of the first window, few, so that the first batch does not wait long; each further window
 # has twice as many. After `_NUM_SHORT` windows all have their full size.
 _FIRST_WINDOW, _NUM_SHORT = 8, 62
@@ -54,15 +52,10 @@ class GroupSchedule:
             key_of("group_schedule", seed),
             Stream(0, 1, pass_index),
         )
-        self._first = 0
-        self._groups: list[int] = []
 
     def group(self, cycle: int) -> int:
         """Returns the number of the group that a cycle has."""
-        if not self._first <= cycle < self._first + len(self._groups):
-            self._first = cycle // _BLOCK * _BLOCK
-            self._groups = self._order.block(self._first, _BLOCK).tolist()
-        return self._groups[cycle - self._first]
+        return int(self._order.block(cycle, 1)[0])
 
 
 class Groups(NamedTuple):

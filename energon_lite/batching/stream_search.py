@@ -54,7 +54,7 @@ def _num_resources(table: Int64Array) -> int:
 
 
 @kernel()
-def _compact(table: Int64Array) -> None:
+def _close_gaps(table: Int64Array) -> None:
     """Moves samples to the first slots, in the same order."""
     header, numbers, moved_to = table[HEADER], table[NUMBERS], table[PATH]
     kept = 0
@@ -397,7 +397,7 @@ def add(table: Int64Array, lengths_NR: Int64Array) -> int:
     header, num = table[HEADER], _num_resources(table)
     for index in range(len(lengths_NR)):
         if header[TAIL] == table.shape[1]:
-            _compact(table)
+            _close_gaps(table)
             if 2 * header[TAIL] > table.shape[1]:
                 return index
         slot = header[TAIL]
