@@ -79,6 +79,10 @@ from energon_lite.extras.energon.legacy import (
 from energon_lite.extras.energon.mix_batches import MixBatchDataset
 from energon_lite.extras.energon.observers import GcDataset, LogSampleDataset
 from energon_lite.extras.joins.joined import JoinedWebdatasetFactory
+from energon_lite.extras.jsonl.crude_jsonl import (
+    CrudeJsonlDatasetFactory,
+    DefaultCrudeJsonlDatasetFactory,
+)
 from energon_lite.extras.media.av_decoder import (
     AVData,
     AVDecoder,
@@ -105,10 +109,6 @@ from energon_lite.loader.loader import (
 )
 from energon_lite.order.schedules import Schedule
 from energon_lite.pipeline import get_train_dataset, get_val_dataset, get_val_datasets
-from energon_lite.sources.crude_jsonl import (
-    CrudeJsonlDatasetFactory,
-    DefaultCrudeJsonlDatasetFactory,
-)
 from energon_lite.sources.dataset_classes import (
     CrudeWebdataset,
     DefaultDecoderWebdatasetFactory,

@@ -1,1 +1,1 @@
-"""Formats of files of samples: tar and JSONL, their metadata and indexes."""
+"""Formats of files of samples: tars, their metadata and indexes, and the table of all formats."""

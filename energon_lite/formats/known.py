@@ -11,7 +11,7 @@ from energon_lite.names.energon_modules import import_name
 # Asked first, in this order.
 FORMATS: list[Format] = []
 # Formats of files by suffix, imported on first use.
-_BY_SUFFIX = {".jsonl": "energon_lite.formats.jsonl:JsonlFormat"}
+_BY_SUFFIX = {".jsonl": "energon_lite.extras.jsonl.jsonl:JsonlFormat"}
 # Takes every other path, and reports what is wrong with it.
 _FOLDER = PreparedFolder()
 

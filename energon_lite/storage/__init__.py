@@ -1,1 +1,1 @@
-"""Bytes: tar and JSONL files, and their metadata."""
+"""Bytes: files of this machine and of others, by ranges, and YAML."""

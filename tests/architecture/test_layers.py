@@ -15,17 +15,25 @@ from .source_tree import PACKAGE, REPO, Module, package_modules
 ROWS: list[list[str | frozenset[str]]] = [
     ["names", "core"],
     [frozenset({"order", "storage", "loss"}), "formats", "decoding"],
-    ["batching", frozenset({"packing", "balance"}), "sources", "stages"],
+    ["batching", frozenset({"packing", "balance", "testing"}), "sources", "stages"],
     ["metadataset", "task_encoder"],
-    ["pipeline", "loader", "testing"],
+    ["pipeline", "loader"],
     # Around the core: nothing above this line imports anything below it.
-    ["extras.", "extras.transforms", "extras.samplers", "extras.stores", "extras.media"],
+    [
+        "extras.",
+        "extras.jsonl",
+        "extras.transforms",
+        "extras.samplers",
+        "extras.stores",
+        "extras.media",
+    ],
     [
         "extras.prepare",
         "extras.joins",
         "extras.lengths",
         "extras.energon",
         "extras.inspect",
+        "extras.testing",
         "extras.trainers",
     ],
     ["extras.cli"],

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.extras.prepare.decisions import Progress, Request
-from energon_lite.extras.prepare.report import PrepareReport
-from energon_lite.formats.jsonl import (
+from energon_lite.extras.jsonl.jsonl import (
     Lines,
     line_index_path,
     read_line_index,
     scan_lines,
     write_line_index,
 )
+from energon_lite.extras.prepare.decisions import Progress, Request
+from energon_lite.extras.prepare.report import PrepareReport
 from energon_lite.formats.nvmeta import ONE_OBJECT_PER_LINE
 from energon_lite.storage.local_paths import local_path
 

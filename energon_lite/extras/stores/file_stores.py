@@ -18,8 +18,8 @@ from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.file_store import FileStore
 from energon_lite.core.samples import SourceInfo
 from energon_lite.core.state import JSON
+from energon_lite.extras.jsonl.jsonl import line_offsets
 from energon_lite.extras.stores.open_tars import OpenTars
-from energon_lite.formats.jsonl import line_offsets
 from energon_lite.formats.nvmeta import META, fingerprint, read_info
 from energon_lite.formats.sqlite import INDEX_SQLITE
 from energon_lite.formats.tar import sample_headers, split_name

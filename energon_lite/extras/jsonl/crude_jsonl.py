@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from energon_lite.core.errors import DecodingError
-from energon_lite.formats.jsonl import JsonlFormat
+from energon_lite.extras.jsonl.jsonl import JsonlFormat
 from energon_lite.formats.shards import BlockBytes
 from energon_lite.sources.crude_file import CrudeFileFactory, CrudeFileLoader
 from energon_lite.storage.local_paths import local_path

@@ -311,7 +311,7 @@ class JsonlFormat(Format):
     prepare: Any = LazyFunction("energon_lite.extras.prepare.lines:prepare_lines")
     check: Any = LazyFunction("energon_lite.extras.prepare.lines:check_lines")
     files: Any = LazyFunction("energon_lite.extras.stores.file_stores:JsonlFileStore")
-    class_home = "energon_lite.sources.crude_jsonl:DefaultCrudeJsonlDatasetFactory"
+    class_home = "energon_lite.extras.jsonl.crude_jsonl:DefaultCrudeJsonlDatasetFactory"
 
     def open(self, path: PurePath, max_open: int = MAX_OPEN, **_: Any) -> Opened:
         """Opens a file; without an index, it is read once."""

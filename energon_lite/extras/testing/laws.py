@@ -14,7 +14,7 @@ from energon_lite.core.errors import StateError
 from energon_lite.core.keys import leaves
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream
-from energon_lite.testing.reference_run import END, LawError, ReferenceRun, global_seeds
+from energon_lite.extras.testing.reference_run import END, LawError, ReferenceRun, global_seeds
 
 # What one buffered sample may cost in a state, and how long a restore key may be.
 _BYTES_PER_KEY = 256

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError
-from energon_lite.formats import jsonl
-from energon_lite.formats.jsonl import (
+from energon_lite.extras.jsonl import jsonl
+from energon_lite.extras.jsonl.jsonl import (
     LineReader,
     line_index_path,
     line_offsets,

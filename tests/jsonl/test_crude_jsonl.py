@@ -32,9 +32,9 @@ from energon_lite.core.samples import SourceInfo
 from energon_lite.core.topology import Stream
 from energon_lite.extras.inspect.info import dataset_info
 from energon_lite.extras.inspect.lint import lint_dataset
+from energon_lite.extras.jsonl.jsonl import LineReader, line_index_path
 from energon_lite.extras.lengths.length_index import LengthFunction, measure_lengths
 from energon_lite.extras.prepare import prepare_dataset
-from energon_lite.formats.jsonl import LineReader, line_index_path
 from energon_lite.formats.nvmeta import read_info
 from energon_lite.formats.shards import ShardReader
 from energon_lite.sources.dataset_config import load_factory

@@ -1,0 +1,1 @@
+"""The laws of every dataset, as a test for stages of ours and of users."""
