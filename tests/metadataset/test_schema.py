@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from energon_lite.core.errors import DatasetFormatError
+from energon_lite.extras.inspect.schema import DIALECT, metadataset_schema
 from energon_lite.metadataset.read import read_metadataset
-from energon_lite.metadataset.schema import DIALECT, metadataset_schema
 from energon_lite.storage.yaml import parse_yaml
 
 from .test_grammar import FULL, FULL_V1, MISTAKES, misspellings

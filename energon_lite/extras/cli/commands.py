@@ -452,7 +452,7 @@ def mount(
 @app.command()
 def schema() -> None:
     """Prints the JSON Schema of metadataset files, for editors."""
-    typer.echo(json.dumps(late("metadataset.schema.metadataset_schema")(), indent=2))
+    typer.echo(json.dumps(late("extras.inspect.schema.metadataset_schema")(), indent=2))
 
 
 def _add_missing(name: str, instead: str) -> None:
