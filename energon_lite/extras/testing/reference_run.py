@@ -145,7 +145,7 @@ def first_difference(old: Any, new: Any, path: str = "") -> str | None:
 
 
 def _parts_of(value: Any) -> dict[str, Any] | None:
-    """Returns what a value consists of, by name; None for what has an `==` of its own."""
+    """Returns what a value consists of, by name; None for a value whose class defines `==`."""
     if isinstance(value, dict):
         return {f"[{key!r}]": entry for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
