@@ -168,7 +168,7 @@ def build_index(
     with files.errors_of(folder):
         files.make_folder(folder)
     files.remove_leftovers(folder, {report.path.name}, min_age_sec=60.0)
-    places = list(map(_places_of, sides))
+    places = list(map(_rows_of_samples, sides))
     with JoinIndexWriter(report.path) as writer:
         for start in range(0, max(1, report.rows), _ROWS_AT_ONCE):
             some = [column[start : start + _ROWS_AT_ONCE] for column in columns]
@@ -278,7 +278,7 @@ def _check_unique(side: JoinSide, hashes: Int64Array, positions: Int64Array) -> 
         )
 
 
-def _places_of(side: JoinSide) -> Int64Array:
+def _rows_of_samples(side: JoinSide) -> Int64Array:
     """Returns (shard, first byte, size) of the samples of a dataset by position, shape (N + 1, 3).
 
     The last row stands for a missing match, whose position is -1.

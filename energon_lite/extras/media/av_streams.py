@@ -42,7 +42,7 @@ _NOISE_SECONDS = 120
 # Codecs of which every frame has the same number of samples; of opus, a multiple of 120.
 _CONSTANT_FRAMES = frozenset({"aac", "mp3", "mp3float", "ac3", "opus"})
 _OPUS_GRID = 120
-# A clip has room for so many frames at first.
+# The number of frames that a clip has room for at first.
 _FIRST_FRAMES = 16
 # Other codecs are decoded from the start, since a seek is not exact in all their files.
 _SEEKABLE = _CONSTANT_FRAMES | {"flac", "alac", "vorbis"}
