@@ -66,15 +66,6 @@ class Cost:
     encode_sec: float = 0.0
     tokens: int = 0
     overlong: int = 0
-    is_touched: bool = False
-
-    def take(self) -> tuple[int, float, float, int, int]:
-        """Returns the five numbers, and sets them to 0."""
-        taken = (self.draws, self.read_sec, self.encode_sec, self.tokens, self.overlong)
-        self.draws = self.tokens = self.overlong = 0
-        self.read_sec = self.encode_sec = 0.0
-        self.is_touched = False
-        return taken
 
 
 class StreamContext:
@@ -102,7 +93,6 @@ class StreamContext:
         self.generators: StreamGenerators | None = None
         self.siblings: Siblings | None = None
         self.records: list[SkipRecord] = []
-        self.touched: list[str] = []
         self._costs: dict[str, Cost] = {}
         # Tokens measured since the context was made, by source.
         self.tokens: Counter[str] = Counter()
@@ -184,18 +174,13 @@ class StreamContext:
         cost = self._costs.get(source)
         if cost is None:
             cost = self._costs[source] = Cost()
-        if not cost.is_touched:
-            cost.is_touched = True
-            self.touched.append(source)
         return cost
 
     def count_draws(self, sources: Iterable[str], read_sec: float) -> None:
         """Counts a draw of each of `sources`, which took `read_sec` of reading each."""
         costs = self._costs
         for source in sources:
-            cost = costs.get(source)
-            if cost is None or not cost.is_touched:
-                cost = self.cost(source)
+            cost = costs.get(source) or self.cost(source)
             cost.draws += 1
             cost.read_sec += read_sec
 
@@ -204,7 +189,7 @@ class StreamContext:
         if type(key[-1]) is int:
             self.cost(key[0]).encode_sec += seconds
             return
-        costs = [*map(self._costs.__getitem__, self.touched)]
+        costs = self._costs.values()
         total = sum([cost.draws for cost in costs])
         for cost in costs if total else ():
             cost.encode_sec += seconds * cost.draws / total
@@ -216,8 +201,11 @@ class StreamContext:
 
     def take_costs(self) -> list[CostRow]:
         """Returns what the samples took since the last call, by source, and forgets it."""
-        touched, self.touched = self.touched, []
-        return [(source, *self._costs[source].take()) for source in touched]
+        costs, self._costs = self._costs, {}
+        return [
+            (source, own.draws, own.read_sec, own.encode_sec, own.tokens, own.overlong)
+            for source, own in costs.items()
+        ]
 
     @contextmanager
     def passing(self, batch_index: int) -> Iterator[None]:

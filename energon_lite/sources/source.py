@@ -229,13 +229,11 @@ class SourceCursor(Cursor[T]):
                 self._read_on()
                 continue
             self._row = row + 1
-            context, cost = self._context, self._cost
+            context = self._context
             # Draws are counted over all sources of the pipeline, which take turns.
             number = context.sample_index
             context.sample_index = number + self._stream.num_streams
-            if not cost.is_touched:
-                context.cost(self._name)
-            cost.draws += 1
+            context.cost(self._name).draws += 1
             self.key = key = (self._name, self._own_epochs[row], self._own_indices[row], number)
             if self._decoded is None:
                 sample = self._load(key, row)
@@ -273,10 +271,8 @@ class SourceCursor(Cursor[T]):
         """Returns the next samples of a block that was decoded, and their restore keys."""
         rows = slice(self._row, min(self._row + n, self._num_rows))
         indices = self._own_indices[rows]
-        context, step, cost = self._context, self._stream.num_streams, self._cost
-        if not cost.is_touched:
-            context.cost(self._name)
-        cost.draws += len(indices)
+        context, step = self._context, self._stream.num_streams
+        context.cost(self._name).draws += len(indices)
         first, self._row = context.sample_index, rows.stop
         context.sample_index = stop = first + len(indices) * step
         numbers = range(first, stop, step)
@@ -294,7 +290,6 @@ class SourceCursor(Cursor[T]):
         spec = self.spec
         if self._blocks is None:
             self._context = context_or(self._stream)
-            self._cost = self._context.cost(self._name)
             order, share = OrderAhead(self._order), self._stream.share
             self._blocks = source_blocks(spec.reader, order, self._stop, share, spec.mean_bytes)
         try:
@@ -306,7 +301,7 @@ class SourceCursor(Cursor[T]):
             self._blocks = None  # a caller that continues after the error reads again
             raise
         finally:
-            self._cost.read_sec += perf_counter() - since
+            self._context.cost(self._name).read_sec += perf_counter() - since
         self._row, self._num_rows = 0, len(indices)
         self._block, self._decoded = None if decoded else block, decoded
         self._own_epochs, self._own_indices = epochs.tolist(), indices.tolist()
@@ -323,7 +318,7 @@ class SourceCursor(Cursor[T]):
         except Exception as error:
             sample = self._count_skip(error, members, shard, place, key)
         finally:
-            self._cost.read_sec += perf_counter() - since
+            self._context.cost(self._name).read_sec += perf_counter() - since
         if sample is not None:
             # A dataclass, or a crude sample, a dict.
             is_crude = isinstance(sample, dict)
