@@ -246,7 +246,7 @@ class PackMembers(Stage[list[Any]]):
         encoder, keys = self.encoder, [*restore_key[2:]]
         with replaying():
             encode = (lambda own, inputs: [*map(encoder.call, own, inputs)]) if encoder else None
-            return _finished(keys, samples, encode, self.cut.call, self.loss_weights())
+            return _encoded_members(keys, samples, encode, self.cut.call, self.loss_weights())
 
     def own_settings(self) -> dict[str, JSON]:
         """Returns the encoder."""
@@ -256,7 +256,7 @@ class PackMembers(Stage[list[Any]]):
         return {"encoder": encoder}
 
 
-def _finished(
+def _encoded_members(
     keys: list[RestoreKey],
     samples: list[Any],
     encode: Callable[[list[RestoreKey], list[Any]], list[Any]] | None,
@@ -308,7 +308,7 @@ class _MemberCursor(ReadyCursor[list[Any]], StageCursor[list[Any]]):
             raise StopIteration
         flat = [key for of_pack in keys for key in of_pack[2:]]
         members = [*chain.from_iterable(packs)]
-        samples = iter(_finished(flat, members, self._encode, self._cut, self._weights))
+        samples = iter(_encoded_members(flat, members, self._encode, self._cut, self._weights))
         made: list[list[Any]] = []
         taken: list[RestoreKey] = []
         for pack, (kind, slot, *own) in zip(packs, keys, strict=True):
