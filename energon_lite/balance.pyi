@@ -1,5 +1,4 @@
 from energon_lite.batching.balance_orders import (
-    QuantileSync,
     StepPlan,
     global_window,
     quantile_sync,
@@ -12,6 +11,7 @@ from energon_lite.extras.samplers.measured_costs import (
     imbalance,
     pad_ratio,
 )
+from energon_lite.extras.samplers.quantile_sync import QuantileSync
 
 __all__ = [
     "CostModel",

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property, partial
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from energon_lite.core.dataset import SavableDataset
@@ -17,13 +16,11 @@ from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.file_store import FileStore
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.decoding.sample_decoder import SampleDecoder
-from energon_lite.formats.nvmeta import read_dataset_config
 from energon_lite.formats.shards import MAX_OPEN
 from energon_lite.metadataset.nodes import (
     Aux,
     Join,
     Joiner,
-    JoinMember,
     Leaf,
     Node,
     combined_multiplier,
@@ -258,38 +255,6 @@ def opened_store(aux: Aux) -> FileStore[bytes]:
         store = import_name(f"{_STORES}:SystemFileStore")(aux.path)
         store.name = aux.label or store.name
         return store  # type: ignore[no-any-return]
-
-
-def prepare_joins(node: Node, num_workers: int | None = None) -> Iterator[tuple[Path, Any]]:
-    """Makes the indexes of all joins of a tree; those that are there already stay.
-
-    Args:
-        node: the tree.
-        num_workers: processes; by default one per usable core.
-
-    Yields:
-        The file of each, and its `JoinReport`, or None if the file was there.
-
-    Raises:
-        DatasetFormatError: Keys are there twice, or do not match as `nonmatch` asks for.
-    """
-    for join in leaves(node):
-        if isinstance(join, Join) and join.cache is not None:
-            with located(join.place):
-                sides = list(map(_side, join.members))
-                yield import_name(f"{_JOINS}:prepared_index")(join.cache, sides, num_workers)
-
-
-def _side(member: JoinMember) -> Any:
-    # What dataset.yaml sets wins, as in the factories; nothing is imported for it here.
-    own = read_dataset_config(member.path, member.dataset_config)
-    return import_name(f"{_JOINS}:open_side")(
-        member.path,
-        own.get("split_part", member.split_part),
-        own.get("split_config", member.split_config),
-        partial(range_of, member.subset) if member.subset else None,
-        member.nonmatch,
-    )
 
 
 @contextmanager

@@ -14,19 +14,21 @@ from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.file_store import FileStore
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.decoding.sample_decoder import SampleDecoder
+from energon_lite.extras.energon.epath import EPath
+from energon_lite.extras.energon.loaded_leaves import loaded_datasets
+from energon_lite.extras.energon.prepared_joins import prepare_joins
 from energon_lite.extras.joins.join_keys import JoinReport
 from energon_lite.formats.known import format_of
 from energon_lite.formats.nvmeta import META, is_prepared, read_info
 from energon_lite.formats.sqlite import INDEX_SQLITE
-from energon_lite.metadataset.loaded import LoadedDatasetList, loaded_datasets
+from energon_lite.metadataset.loaded import LoadedDatasetList
 from energon_lite.metadataset.nodes import Aux, Join, JoinMember, Leaf, Node, leaves
-from energon_lite.metadataset.open import LeafOpener, open_node, opened_store, prepare_joins
+from energon_lite.metadataset.open import LeafOpener, open_node, opened_store
 from energon_lite.metadataset.read import is_metadataset, read_metadataset, split_names
 from energon_lite.metadataset.values import Place
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.source_factory import BaseCoreDatasetFactory
 from energon_lite.storage import files
-from energon_lite.storage.epath import EPath
 from energon_lite.storage.local_paths import local_path
 
 AnyPath = str | PathLike[str] | Mapping[str, Any]

@@ -9,12 +9,8 @@ from typing import Any
 
 from energon_lite.core.dataset import AnyDataset, SavableDataset
 from energon_lite.core.topology import WorkerConfig
-from energon_lite.metadataset.loaded import (
-    DatasetBlendMode,
-    LoadedDataset,
-    check_is_list,
-    loaded_datasets,
-)
+from energon_lite.extras.energon.loaded_leaves import check_is_list, loaded_datasets
+from energon_lite.metadataset.loaded import DatasetBlendMode, LoadedDataset
 from energon_lite.metadataset.nodes import Node
 from energon_lite.metadataset.open import LeafOpener
 from energon_lite.stages.blend import BlendDataset
