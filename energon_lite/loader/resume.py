@@ -34,9 +34,10 @@ from energon_lite.core.state import (
     digest,
 )  # fmt: skip
 from energon_lite.core.topology import MAX_STREAMS, RankSlots, Stream, WorkerConfig
-from energon_lite.loader.migration import Comparison, Migration
+from energon_lite.loader.comparison import Comparison
 from energon_lite.loader.stats import COUNTED
 from energon_lite.loader.workers.rank_feed import PassStart, StreamStart
+from energon_lite.names.energon_modules import import_name
 
 logger = logging.getLogger(__name__)
 
@@ -363,7 +364,8 @@ def resume(
         _check_same(checked, "pipeline")
         fresh = StreamRun(dataset, Stream(0, checked[0]["num_streams"])).snapshot()
         if found.edits:
-            checked = _migrated(checked, Migration(found, dataset_config, fresh), found.edits)
+            migrated = import_name("energon_lite.extras.migration.migration:migrated")
+            checked = migrated(checked, found, dataset_config, fresh)
         position = _position(checked, config, dataset.endless, fresh)
         position.edits = found.edits
         for form in dict.fromkeys(found.forms):
@@ -389,24 +391,6 @@ def _check_config(found: Comparison, migrate: bool) -> None:
             "\n".join(found.edits) + "\nThe blend differs from the checkpoint. Restore with "
             "migrate=True to resume with it, or build the pipeline as it was."
         )
-
-
-def _migrated(states: list[_State], migration: Migration, edits: list[str]) -> list[_State]:
-    """Brings states into the form of this pipeline; adds to `edits` what is expanded again."""
-    found = []
-    for state in states:
-        streams = {
-            index: migration.stream(index, Snapshot.from_json(stream)).to_json()
-            for index, stream in state["streams"].items()
-        }
-        found.append({**state, "streams": streams})
-    if migration.expanded:
-        edits.append(
-            f"{len(migration.expanded)} streams stood inside a sample that a hook expands into "
-            "several, and that cannot be re-created: it is expanded from its start, so what it "
-            "yielded so far comes again. Mark the hooks before it @stateless to avoid that"
-        )
-    return found
 
 
 def _position(

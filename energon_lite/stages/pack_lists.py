@@ -1,33 +1,23 @@
-"""Lists of samples that fill packs: by length, balanced, planned, or chosen by a function."""
+"""Lists of samples that fill packs: by length, or chosen by a function."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from energon_lite.batching.balance_orders import BalancedOrder
 from energon_lite.batching.collector import Collector
 from energon_lite.batching.one_by_one import SelectedPacks
 from energon_lite.batching.rules import Packing
 from energon_lite.batching.stream_packs import StreamPacks
-from energon_lite.batching.window_packs import SharedPacks, WindowPacks
+from energon_lite.batching.window_packs import WindowPacks
 from energon_lite.core.compiled import compile_all
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import FatalSampleError
-from energon_lite.core.seeds import key_of
-from energon_lite.core.stage import Stage
 from energon_lite.core.state import JSON, RestoreKey
-from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction, describe_input
-from energon_lite.stages.collect import CollectCursor, CollectDataset, Unit, UnitsOf
-from energon_lite.stages.planned import PlannedDataset
+from energon_lite.stages.collect import CollectCursor, CollectDataset
 from energon_lite.stages.token_lengths import MeasureDataset, MeasuredLists
-
-_LEAST_WINDOW, _PACKS_PER_WINDOW, _LARGEST_WINDOW = 4096, 64, 1 << 18
 
 
 def pack_settings(packing: Packing) -> dict[str, JSON]:
@@ -46,7 +36,8 @@ def pack_settings(packing: Packing) -> dict[str, JSON]:
     }
 
 
-def _cost_settings(packing: Packing) -> list[JSON]:
+def cost_settings(packing: Packing) -> list[JSON]:
+    """Returns what of a `Packing` decides the cost of a pack."""
     return [packing.cost.token, packing.cost.token_squared, packing.cost.tile]
 
 
@@ -80,150 +71,6 @@ class PackLists(MeasuredLists):
         if self.packing.algorithm == "streaming":
             return StreamPacks(self.packing)
         return WindowPacks(self.packing, self.packing.buffer_size, grows=True)
-
-
-class PlannedPacks(PlannedDataset):
-    """Lists of samples that fill packs, planned window by window of the order.
-
-    With `balance="global_window"` each stream plans for all of them, and has its part of the plan.
-
-    State, Length: those of `PlannedDataset`.
-    Keys: those of `PackLists`.
-
-    Args:
-        dataset: the samples, measured; each stage works on single samples, or on their order.
-        packing: how they are packed; names the index.
-        packs_per_batch: with a shared plan and `group_by`, packs that follow each other in a stream
-            and are to be of one group.
-
-    Raises:
-        ValueError: The order is not known before reading; or `group_by="modality"`, and the index
-            has tokens only.
-        FileNotFoundError: A source has no such index.
-    """
-
-    name, kind = "plan_packs", "pack"
-
-    def __init__(
-        self, dataset: MeasureDataset[Any], packing: Packing, packs_per_batch: int = 1
-    ) -> None:
-        self.packing = packing
-        is_shared = packing.balance == "global_window"
-        super().__init__(dataset, packing, is_shared)
-        # Nothing else depends on it.
-        self.packs_per_batch = packs_per_batch if is_shared and packing.group_by else 1
-        compile_all()
-
-    def collector(self, stream: Stream) -> WindowPacks:
-        """Returns what chooses the packs of a stream."""
-        if not self.is_shared:
-            return WindowPacks(self.packing, self.window)
-        num_streams = stream.num_streams
-        key = key_of("planned_packs", self.run_seed, num_streams, stream.pass_index)
-        return SharedPacks(
-            self.packing, self.window * num_streams, stream.index, num_streams, key,
-            self.packs_per_batch,
-        )  # fmt: skip
-
-    @property
-    def samples_per_list(self) -> float:
-        """About how many samples a pack has, by the mean lengths and the shares of the sources."""
-        kept, total = self.packing.longest, sum(self.shares.values())
-        tokens = sum(n * min(self.mean_tokens[name], kept) for name, n in self.shares.items())
-        return max(1.0, self.packing.tokens * total / max(tokens, 1.0))
-
-    @property
-    def window(self) -> int:
-        """Samples of each stream that are planned together."""
-        if self.packing.plan_window is not None:
-            return self.packing.plan_window
-        packs = max(_PACKS_PER_WINDOW, self.packing.balance_window * self.is_shared)
-        # Few data would be read a hundred times for a window of all streams.
-        least = min(_LEAST_WINDOW, sum(facts.num_samples for facts in self.sources()))
-        return min(max(least, int(packs * self.samples_per_list)), _LARGEST_WINDOW)
-
-    def own_settings(self) -> dict[str, JSON]:
-        """Returns all that decides which samples share a pack."""
-        packing = self.packing
-        balance: JSON = None
-        if self.is_shared:
-            balance = [packing.balance_window, *_cost_settings(packing)]
-        return {
-            **pack_settings(packing),
-            "window": self.window,
-            "balance": balance,
-            "packs_per_batch": self.packs_per_batch,
-            "seed_offset": self.run_seed,
-            **super().own_settings(),
-        }
-
-
-def balanced_order(dataset: PackLists | PlannedPacks, stream: Stream) -> BalancedOrder | None:
-    """Returns what orders the packs of a stream, in the rhythm of all; None if nothing does."""
-    packing = dataset.packing
-    if packing.balance != "quantile_sync":
-        return None
-    key = key_of("balance_packs", dataset.run_seed, stream.num_streams, stream.pass_index)
-    return BalancedOrder(packing.balance_window, key)
-
-
-class BalancedLists(CollectDataset[list[Any]]):
-    """Packs, reordered so that all ranks have packs of similar cost at the same step.
-
-    State: that of `CollectDataset`, of packs.
-    Length: as below.
-    Keys: those of the packs, with the slot in which they are emitted.
-
-    Args:
-        dataset: lists of samples, with their lengths.
-        packing: window and cost.
-    """
-
-    name, kind, what = "balance_packs", "pack", "Balanced packs"
-    samples_per_list = 1
-    dataset: PackLists | PlannedPacks
-
-    def __init__(self, dataset: PackLists | PlannedPacks) -> None:
-        super().__init__(dataset)
-        self.packing = dataset.packing
-
-    def own_settings(self) -> dict[str, JSON]:
-        """Returns window and cost."""
-        packing, seed = self.packing, self.run_seed
-        cost = _cost_settings(packing)
-        return {"window": packing.balance_window, "cost": cost, "seed_offset": seed}
-
-    def collector(self, stream: Stream, cursor: CollectCursor) -> BalancedOrder:
-        """Returns what orders the packs of a stream, in the rhythm of all."""
-        order = balanced_order(self.dataset, stream)
-        assert order is not None
-        return order
-
-    def units(self, inner: Any) -> UnitsOf:
-        """Returns what measures the cost of a pack, as the bits of a float."""
-        cost = self.packing.cost
-
-        def units(key: RestoreKey, _: list[Any]) -> Iterable[Unit]:
-            tokens = [lengths[0] for lengths in inner.lengths]
-            tiles = sum(lengths[1] for lengths in inner.lengths if len(lengths) > 1)
-            squares = sum(length * length for length in tokens)
-            found = cost.token * sum(tokens) + cost.token_squared * squares + cost.tile * tiles
-            return ((key, None, (int(np.float64(found).view(np.int64)),)),)
-
-        return units
-
-    def made(self, keys: list[RestoreKey], packs: list[Any]) -> tuple[RestoreKey, list[Any]]:
-        """Returns the one pack, with the slot in which it is emitted."""
-        return self._in_slot(keys[0]), packs[0]
-
-    restore_sample = Stage.restore_sample
-
-    def restore_member(self, restore_key: RestoreKey) -> list[Any]:
-        """Re-creates the samples of a pack of the buffer, in the current slot."""
-        return self.restore_sample(self._in_slot(restore_key))
-
-    def _in_slot(self, key: RestoreKey) -> RestoreKey:
-        return (self.kind, current_context().batch_index, *key[2:])
 
 
 @dataclass

@@ -25,6 +25,7 @@ from energon_lite.core.user_function import (
     UserFunction,
     unskipped,
 )
+from energon_lite.names.energon_modules import import_name
 from energon_lite.stages.collect import ListDataset
 from energon_lite.stages.loss_weights import set_loss_weight
 from energon_lite.stages.map import (
@@ -35,13 +36,17 @@ from energon_lite.stages.map import (
     WrappedFunction,
     as_user_function,
 )
-from energon_lite.stages.pack_lists import BalancedLists, PackLists, PlannedPacks, SelectedLists
+from energon_lite.stages.pack_lists import PackLists, SelectedLists
 from energon_lite.stages.packed_sample import slice_sample
 from energon_lite.stages.token_lengths import MeasureDataset
 
 T = TypeVar("T")
 
 Slicer = Callable[[Any, int, int], Any]
+
+# Imported by the pipelines that ask for them.
+_PLANNED_PACKS = "energon_lite.stages.planned_packs:PlannedPacks"
+_BALANCED_LISTS = "energon_lite.stages.balanced_lists:BalancedLists"
 
 
 class PackingDataset(MapDataset[T]):
@@ -170,12 +175,14 @@ def _by_length(
         length = copy.copy(length)
         length.may_draw = False
     measured = MeasureDataset(dataset, length, packing, config)
-    packs: PackLists | PlannedPacks = (
-        PackLists(measured, packing)
-        if packing.lengths is None
-        else PlannedPacks(measured, packing, packs_per_batch)
-    )
-    return BalancedLists(packs) if packing.balance == "quantile_sync" else packs
+    packs: ListDataset[list[Any]]
+    if packing.lengths is None:
+        packs = PackLists(measured, packing)
+    else:
+        packs = import_name(_PLANNED_PACKS)(measured, packing, packs_per_batch)
+    if packing.balance == "quantile_sync":
+        packs = import_name(_BALANCED_LISTS)(packs)
+    return packs
 
 
 class _Piece(NamedTuple):

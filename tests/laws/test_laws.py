@@ -55,12 +55,14 @@ from energon_lite.order.schedules import Schedule
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.planned_source import OrderOnlySource
 from energon_lite.sources.source import WebdatasetSource
+from energon_lite.stages.balanced_lists import BalancedLists
 from energon_lite.stages.batching import BatchLists, BucketLists, GroupLists
 from energon_lite.stages.blend import TokenBlendDataset
 from energon_lite.stages.loss_weights import LossWeightDataset
 from energon_lite.stages.modality_batches import ModalityLists, PlannedBatches
-from energon_lite.stages.pack_lists import BalancedLists, PackLists, PlannedPacks, SelectedLists
+from energon_lite.stages.pack_lists import PackLists, SelectedLists
 from energon_lite.stages.packing_stage import PackMembers
+from energon_lite.stages.planned_packs import PlannedPacks
 from energon_lite.stages.token_lengths import MeasureDataset
 from energon_lite.testing import LawError, check_dataset
 

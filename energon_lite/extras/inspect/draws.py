@@ -16,9 +16,10 @@ from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.stream_context import StreamContext, context_of
 from energon_lite.core.topology import Stream
-from energon_lite.stages.pack_lists import PlannedPacks, balanced_order
+from energon_lite.stages.balanced_lists import balanced_order
 from energon_lite.stages.plan_order import NO_REFS, OrderReader, chosen, joined
 from energon_lite.stages.planned import PlannedWindow
+from energon_lite.stages.planned_packs import PlannedPacks
 
 # Samples that become arrays at a time, at most.
 _BLOCK = 1 << 18

@@ -27,8 +27,8 @@ from energon_lite.extras.inspect.draws import Draws, RunShape, draw_packs, draw_
 from energon_lite.extras.inspect.text import counted
 from energon_lite.metadataset.build import build_training
 from energon_lite.metadataset.open import LeafOpener, open_node
-from energon_lite.stages.pack_lists import PlannedPacks
 from energon_lite.stages.plan_order import order_of
+from energon_lite.stages.planned_packs import PlannedPacks
 from energon_lite.stages.token_lengths import MeasureDataset
 
 AnyPath = str | PathLike[str] | Mapping[str, Any]

@@ -21,6 +21,7 @@ from energon_lite.core.topology import WORKER_TYPES, WorkerConfig
 from energon_lite.loader.workers.codec import WorkerError
 from energon_lite.loader.workers.deferred_signals import DeferredSignals
 from energon_lite.loader.workers.rank_feed import Delivery, PassStart, RankFeed
+from energon_lite.names.energon_modules import import_name
 
 logger = logging.getLogger(__name__)
 
@@ -262,6 +263,11 @@ class InlineExecutor(Executor):
 
 
 _EXECUTORS: dict[str, type[Executor]] = {"inline": InlineExecutor}
+# Those of the library that are imported on first use.
+_HOMES = {
+    "process": "energon_lite.loader.workers.process_executor:ProcessExecutor",
+    "thread": "energon_lite.loader.workers.thread_executor:ThreadExecutor",
+}
 
 
 def register_executor(name: str, kind: type[Executor]) -> None:
@@ -278,4 +284,5 @@ def register_executor(name: str, kind: type[Executor]) -> None:
 
 def executor_kind(config: WorkerConfig) -> type[Executor]:
     """Returns the class of the workers of a rank."""
-    return _EXECUTORS[config.worker_type if config.num_workers else "inline"]
+    name = config.worker_type if config.num_workers else "inline"
+    return _EXECUTORS.get(name) or import_name(_HOMES[name])

@@ -30,20 +30,14 @@ from energon_lite.loader.workers.executor import (
     WorkerSettings,
     end_workers,
     executor_kind,
-    register_executor,
 )  # fmt: skip
-from energon_lite.loader.workers.process_executor import ProcessExecutor
 from energon_lite.loader.workers.rank_feed import Delivery, Mark, PassStart, StreamStart, due_slots
-from energon_lite.loader.workers.thread_executor import ThreadExecutor
 
 logger = logging.getLogger(__name__)
 
 # Workers that die in this time are counted together.
 RESTART_WINDOW_SEC = 600.0
 _HOW_TO_SEE = "WorkerConfig(num_workers=0) shows what fails."
-
-register_executor("process", ProcessExecutor)
-register_executor("thread", ThreadExecutor)
 
 
 def _end_dropped(workers: list[Executor], cache_pool: CachePool | None) -> None:

@@ -27,7 +27,7 @@ from energon_lite.core.errors import StateError
 from energon_lite.core.keys import leaves
 from energon_lite.core.state import Snapshot, as_key
 from energon_lite.core.topology import Stream
-from energon_lite.loader.migration import _token_fields
+from energon_lite.extras.migration.migration import _token_fields
 from energon_lite.sources.source import WebdatasetSource
 
 from ..helpers import (

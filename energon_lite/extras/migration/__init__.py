@@ -1,0 +1,1 @@
+"""Resumes with an edited blend: `restore_state(..., migrate=True)`."""
