@@ -28,9 +28,9 @@ from energon_lite.core.state import JSON, Names, RestoreKey, Snapshot
 from energon_lite.core.stream_context import context_or, replaying
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import FunctionRun, UserFunction
-from energon_lite.formats.length_files import TOKENS, read_facts, read_lengths
 from energon_lite.formats.shards import Block, BlockReader
 from energon_lite.formats.tar import key_of_members
+from energon_lite.names.energon_modules import LazyFunction
 from energon_lite.order.source_order import SourceOrder
 from energon_lite.sources.order_ahead import BlockOrder, OrderAhead
 from energon_lite.sources.sample_loader import DecodedBlock, SampleLoader
@@ -75,6 +75,8 @@ class WebdatasetSource(SavableDataset[T]):
     split_part: str
     num_bytes: int
     worker_config: WorkerConfig | None
+    _read_lengths = LazyFunction("energon_lite.formats.length_files:read_lengths")
+    _read_facts = LazyFunction("energon_lite.formats.length_files:read_facts")
 
     def __post_init__(self) -> None:
         """Wraps the loader, to count what fails."""
@@ -107,7 +109,7 @@ class WebdatasetSource(SavableDataset[T]):
         weight = self.loader.loss_weight
         return [SourceFacts(self.name, self.order.num_samples, self.num_bytes, weight)]
 
-    def stored_lengths(self, name: str, resource: str = TOKENS) -> Int64Array:
+    def stored_lengths(self, name: str, resource: str = "tokens") -> Int64Array:
         """Reads a length index of the split part, by the index in a restore key.
 
         Once in a process: all streams look up in the same array, also in forked workers.
@@ -118,14 +120,14 @@ class WebdatasetSource(SavableDataset[T]):
         """
         reader = self.reader
         if (name, resource) not in self._lengths:
-            self._lengths[name, resource] = read_lengths(
+            self._lengths[name, resource] = self._read_lengths(
                 reader.root, self.split_part, name, reader.num_samples, self.data, resource
             )
         return self._lengths[name, resource]
 
     def stored_facts(self, name: str) -> dict[str, Any]:
-        """Returns the description of a length index; see `storage.length_files.read_facts`."""
-        return read_facts(self.reader.root, self.split_part, name) or {}
+        """Returns the description of a length index; see `formats.length_files.read_facts`."""
+        return self._read_facts(self.reader.root, self.split_part, name) or {}
 
     def renamed(self, names: Mapping[str, str]) -> SavableDataset[T]:
         """Returns the same samples, in another order, under another id."""

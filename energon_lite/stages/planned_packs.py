@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from energon_lite.batching.rules import Packing
-from energon_lite.batching.window_packs import SharedPacks, WindowPacks
+from energon_lite.batching.shared_packs import SharedPacks
+from energon_lite.batching.window_packs import WindowPacks
 from energon_lite.core.compiled import compile_all
 from energon_lite.core.seeds import key_of
 from energon_lite.core.state import JSON

@@ -30,6 +30,7 @@ OWN_FILES: dict[str, str] = {
     "core/errors.py": "the log of skipped samples, and the folder of this package",
     "extras/cli/wizard.py": "the terminal",
     "extras/energon/alias.py": "the command and the modules that it stands for",
+    "extras/energon/epath.py": "paths of the user's program",
     "extras/inspect/mounting.py": "the folder that is mounted on",
     "extras/joins/joined.py": "the user's own folder of join indexes",
     "extras/prepare/choose_shards.py": "patterns of shards in a local folder",

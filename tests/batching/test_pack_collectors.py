@@ -17,8 +17,9 @@ from energon_lite.batching.balance_orders import BalancedOrder
 from energon_lite.batching.collector import Collector, Samples
 from energon_lite.batching.modality_steps import ModalitySteps
 from energon_lite.batching.one_by_one import GroupCollector, SelectedPacks, ShuffleCollector
+from energon_lite.batching.shared_packs import SharedPacks
 from energon_lite.batching.stream_packs import StreamPacks
-from energon_lite.batching.window_packs import SharedPacks, WindowPacks
+from energon_lite.batching.window_packs import WindowPacks
 
 from .collecting import Make, Run, check_resume
 

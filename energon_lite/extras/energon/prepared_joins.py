@@ -7,13 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from energon_lite.extras.joins.join_keys import JoinReport
 from energon_lite.extras.joins.joined import open_side, prepared_index
 from energon_lite.formats.nvmeta import read_dataset_config
 from energon_lite.metadataset.nodes import Join, JoinMember, Node, leaves
 from energon_lite.metadataset.open import located, range_of
 
 
-def prepare_joins(node: Node, num_workers: int | None = None) -> Iterator[tuple[Path, Any]]:
+def prepare_joins(node: Node, num_workers: int | None = None) -> Iterator[tuple[Path, JoinReport | None]]:
     """Makes the indexes of all joins of a tree; those that are there already stay.
 
     Args:
@@ -30,7 +31,8 @@ def prepare_joins(node: Node, num_workers: int | None = None) -> Iterator[tuple[
         if isinstance(join, Join) and join.cache is not None:
             with located(join.place):
                 sides = list(map(_side, join.members))
-                yield prepared_index(join.cache, sides, num_workers)
+                made: tuple[Any, JoinReport | None] = prepared_index(join.cache, sides, num_workers)
+                yield made
 
 
 def _side(member: JoinMember) -> Any:
