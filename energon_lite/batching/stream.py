@@ -112,7 +112,7 @@ class StreamingPacker:
                 "each resource."
             )
         if min(row) < 0 or not any(row) or any(map(operator.gt, row, self._limits)):
-            # Raises, and says what is wrong.
+            # Raises an error that names the sample.
             check_sizes([lengths], self._capacity, align=self._aligns, first=self.num_added)
         self.add_checked(row)
 

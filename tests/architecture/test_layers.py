@@ -26,6 +26,7 @@ ROWS: list[list[str | frozenset[str]]] = [
         "extras.samplers",
         "extras.stores",
         "extras.media",
+        "extras.migration",
     ],
     [
         "extras.prepare",

@@ -14,7 +14,9 @@ from energon_lite.metadataset.nodes import Join, JoinMember, Node, leaves
 from energon_lite.metadataset.open import located, range_of
 
 
-def prepare_joins(node: Node, num_workers: int | None = None) -> Iterator[tuple[Path, JoinReport | None]]:
+def prepare_joins(
+    node: Node, num_workers: int | None = None
+) -> Iterator[tuple[Path, JoinReport | None]]:
     """Makes the indexes of all joins of a tree; those that are there already stay.
 
     Args:

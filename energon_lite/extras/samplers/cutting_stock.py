@@ -45,7 +45,7 @@ def full_packs(
 
     Returns:
         Packs; and the samples that are in none of them, which need about D / 2 packs. None if there
-        are so many lengths that it would take more than about a second.
+        are too many lengths: it would take more than about a second.
     """
     lengths_D, class_N, counts_D = np.unique(lengths_N, return_inverse=True, return_counts=True)
     num_classes, unit = len(lengths_D), int(np.gcd.reduce(lengths_D))
