@@ -76,7 +76,6 @@ from energon_lite.extras.energon.legacy import (
     VQAOCRWebdataset,
     VQAWebdataset,
 )
-from energon_lite.extras.energon.mix_batches import MixBatchDataset
 from energon_lite.extras.energon.observers import GcDataset, LogSampleDataset
 from energon_lite.extras.joins.joined import JoinedWebdatasetFactory
 from energon_lite.extras.jsonl.crude_jsonl import (
@@ -122,6 +121,7 @@ from energon_lite.stages.blend import BlendDataset
 from energon_lite.stages.concat import ConcatDataset, RepeatDataset
 from energon_lite.stages.epochs import EpochizeDataset, LimitDataset
 from energon_lite.stages.map import FilterDataset, MapDataset
+from energon_lite.stages.mix_batches import MixBatchDataset
 from energon_lite.stages.modality_batches import SplitModalityBatchDataset
 from energon_lite.stages.pack_lists import PackedSamplesOutput
 from energon_lite.stages.packed_sample import PackedBatch, PackedSample, pack_samples
