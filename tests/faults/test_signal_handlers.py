@@ -365,3 +365,32 @@ def test_no_error_of_a_handler_is_taken_for_a_broken_sample(texts, number, monke
     assert reached + len(dropped) == rung > number // 30
     assert len(dropped) <= 1 + rung // 50
     assert loader.num_skipped == {}
+
+
+class Sleepy(DefaultTaskEncoder):
+    """Is waited for."""
+
+    def encode_sample(self, sample: TextSample) -> TextSample:
+        time.sleep(0.8)  # longer than the time between two looks at the worker
+        return sample
+
+
+@pytest.mark.parametrize("place", ["process_executor.Path", "channel.Channel._read"])
+def test_a_time_limit_of_the_loop_is_no_dead_worker(texts, place, monkeypatch) -> None:
+    """A handler often raises TimeoutError, which is an OSError, as sockets and files raise."""
+    config = WorkerConfig(rank=0, world_size=1, num_workers=1, start_method="fork")
+    dataset = get_train_dataset(
+        texts, batch_size=1, worker_config=config, task_encoder=Sleepy(), shuffle_buffer_size=None
+    )
+    loader = get_savable_loader(dataset, restart_workers=0)
+    batches = iter(loader)
+    next(batches)
+
+    def late(*_: object) -> None:
+        raise TimeoutError("too late")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(f"energon_lite.loader.workers.{place}", late)
+        with pytest.raises(TimeoutError, match="too late"):
+            list(islice(batches, 3))
+    loader.shutdown()

@@ -120,6 +120,8 @@ class Channel:
         try:
             sent = socket.send_fds(self.sock, [message], files) if files else 0
             self.sock.sendall(message[sent:] if sent else message)
+        except TimeoutError:
+            raise  # of a signal's handler: the socket waits for any time
         except OSError as error:
             raise Closed from error
 
@@ -134,6 +136,8 @@ class Channel:
                 part = self._read()
             except BlockingIOError:
                 return None
+            except TimeoutError:
+                raise  # as in `send`
             except OSError as error:
                 raise Closed from error
             if not part:

@@ -230,6 +230,11 @@ class ProcessExecutor(Executor):
             time.sleep(_PAUSE_SEC)
 
 
+# Files of a process that has ended, of another user's, or of a system without /proc; not what else
+# is an OSError: a signal's handler may raise TimeoutError meanwhile.
+_NOT_THERE = FileNotFoundError, PermissionError, ProcessLookupError, NotADirectoryError
+
+
 def _is_locked(pid: int) -> bool:
     """Whether no thread of a process can run again, as all wait for locks in its memory.
 
@@ -237,9 +242,11 @@ def _is_locked(pid: int) -> bool:
     wait. Other waits, for a network, a time or a process, are none for locks.
     """
     num_others = 0
-    with suppress(OSError, ValueError):  # of a system without it; a thread runs
+    with suppress(*_NOT_THERE):
         for task in Path(f"/proc/{pid}/task").iterdir():
             words = (task / "syscall").read_text().split()[:5]
+            if len(words) < 5:
+                return False  # it runs
             call, _, kind, _, limit = (int(word, 0) for word in words)
             is_lock = call == _FUTEX and kind & ~_CLOCK in _PRIVATE_WAITS and not limit
             if int(task.name) == pid and not is_lock:
@@ -251,7 +258,7 @@ def _is_locked(pid: int) -> bool:
 
 def _state_of(pid: int) -> str:
     """Returns the state of a process as the kernel knows it."""
-    with suppress(OSError, IndexError):
+    with suppress(*_NOT_THERE):
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         return f"its state is {state}, so {_STATES.get(state, 'it has ended')}"
     return "nothing is known of it"
