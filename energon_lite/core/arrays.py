@@ -1,5 +1,6 @@
-"""Names of the array types, and arrays in npy data."""
+"""Names of the array types, arrays in npy data, and what malloc keeps for the next arrays."""
 
+import functools
 import io
 import re
 from contextlib import suppress
@@ -14,6 +15,7 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 UInt8Array = npt.NDArray[np.uint8]
 
+_KEPT_BYTES = 31 << 20
 _LONGEST_HEADER = 1 << 16  # numpy refuses longer ones
 # The header of a row of plain numbers: numpy takes 25 µs to read the literal in a header.
 _ROW_HEADER = re.compile(
@@ -45,3 +47,12 @@ def npy_view(raw: bytes | memoryview) -> npt.NDArray[Any]:
         raise ValueError("Object arrays cannot be loaded when allow_pickle=False")
     # Refuses a shape that the bytes do not fill; allocates nothing.
     return np.ndarray(shape, dtype, raw, header.tell(), order="F" if is_fortran else "C")
+
+
+@functools.cache
+def keep_freed_memory() -> None:
+    """Has malloc keep up to 62 MB that is freed, since each 4 KiB of new memory cost a page fault.
+
+    glibc keeps twice as much as the largest piece that was freed before, of at most 32 MiB.
+    """
+    np.empty(_KEPT_BYTES, dtype=np.uint8)

@@ -1,8 +1,7 @@
-"""Memory of batches and pictures: where tensors are stacked, and what malloc keeps for the next."""
+"""Memory of batches: in a worker process, tensors are stacked where they are sent from."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,18 +13,8 @@ import torch
 LARGE_BYTES = 1 << 18
 # From here on numpy asks for huge pages, in which writing to new memory takes a third of the time.
 _HUGE_BYTES = 4 << 20
-_KEPT_BYTES = 31 << 20
 # Returns an array of a shape and type. That of a worker process has memory that is sent as it is.
 new_block: Callable[[tuple[int, ...], Any], npt.NDArray[Any]] = np.empty
-
-
-@functools.cache
-def keep_freed_memory() -> None:
-    """Has malloc keep up to 62 MB that is freed, since each 4 KiB of new memory cost a page fault.
-
-    glibc keeps twice as much as the largest piece that was freed before, of at most 32 MiB.
-    """
-    np.empty(_KEPT_BYTES, dtype=np.uint8)
 
 
 def stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

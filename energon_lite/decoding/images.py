@@ -20,8 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from energon_lite.core.arrays import UInt8Array
-from energon_lite.core.batch_memory import keep_freed_memory
+from energon_lite.core.arrays import UInt8Array, keep_freed_memory
 from energon_lite.core.errors import did_you_mean
 from energon_lite.decoding.image_size import ImageSize, reduction, resized
 from energon_lite.decoding.part_formats import MAX_DECODED_BYTES, TooLargeError, check_size

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite.core.arrays import Int64Array, UInt8Array
-from energon_lite.core.batch_memory import keep_freed_memory
+from energon_lite.core.arrays import Int64Array, UInt8Array, keep_freed_memory
 from energon_lite.formats.tar import BLOCK, OneFileEach, plain_members
 from energon_lite.storage.byte_file import ByteFile
 

@@ -199,7 +199,8 @@ class Chain:
         """Ends a worker of a rank, if it has any; another one takes its streams over."""
         pool = self.ranks.loaders[rank]._run._deliveries
         for worker in getattr(pool, "_workers", [])[number : number + 1]:
-            (worker.kill if self.worker_type == "process" else worker.leave)()
+            process = getattr(worker, "process", None)
+            (worker.leave if process is None else process.kill)()
 
     def leave(self, rank: int) -> None:
         """Leaves the `for` of a rank, and begins another."""
