@@ -34,9 +34,10 @@ install: $(INSTALLED) ## Create .venv and install everything, pinned
 demo: $(INSTALLED) ## Draw data, train, save in mid-epoch, resume with other workers
 	$(BIN)/python examples/train_resume.py $(ARGS)
 
+# `make check` runs tests/architecture.
 test: $(INSTALLED) ## Run the tests
-	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses=8 --dist=worksteal \
-	    --benchmark-disable $(addprefix tests/,$(ONLY)) $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses=8 --dist=worksteal --benchmark-disable \
+	    $(or $(addprefix tests/,$(ONLY)),--ignore=tests/architecture) $(ARGS)
 
 # The real trainers want other versions of some packages than constraints.txt has.
 TRAINERS := .venv-trainers
