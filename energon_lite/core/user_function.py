@@ -275,12 +275,19 @@ class FunctionRun:
 
     def call(self, key: RestoreKey, argument: Any) -> Any:
         """Calls the function; returns `SKIPPED` if it skipped or failed."""
-        return self.call_each((key,), (argument,))[0]
+        own = argument.copy() if type(argument) is list else argument  # it may sort it
+        try:
+            result = self.spec.call(key, own)
+        except Exception as error:
+            self.count_skip(error, key, argument)
+            return SKIPPED
+        self.failures = 0
+        return result
 
     def call_each(
         self, keys: Sequence[RestoreKey], arguments: Sequence[Any], ends: list[float] | None = None
     ) -> list[Any]:
-        """Calls the function on each of several inputs; returns `SKIPPED` for those that failed.
+        """Calls the function on each of several inputs, as `call` does.
 
         Args:
             keys: restore keys of the inputs.
@@ -296,9 +303,7 @@ class FunctionRun:
             num_before = len(results)
             try:
                 for key, argument in pairs:
-                    own = argument
-                    if type(argument) is list:
-                        own = argument.copy()  # the function may sort it or take entries out of it
+                    own = argument.copy() if type(argument) is list else argument
                     if is_seeded:
                         result = spec.call(key, own)
                     else:

@@ -292,20 +292,15 @@ class SampleLoader:
         """
         try:
             sample_key, values, files = self._parts(data, members)
-            return self._sample(sample_key, values, files, shard, key)
+            return self.maker(values, self._service(sample_key, files, shard, key))
         except Exception as error:
             add_note(error, self.place_of(members, shard, place))
             raise
 
-    def _sample(
-        self,
-        sample_key: str,
-        values: dict[str, Any],
-        files: tuple[str, ...],
-        shard: str,
-        key: RestoreKey,
-    ) -> Any:
-        """Makes a sample of its decoded parts."""
+    def _service(
+        self, sample_key: str, files: tuple[str, ...], shard: str, key: RestoreKey
+    ) -> dict[str, Any]:
+        """Returns the service fields of a sample."""
         service: dict[str, Any] = {
             "__key__": sample_key,
             "__restore_key__": key,
@@ -314,7 +309,7 @@ class SampleLoader:
         }
         if self.loss_weight != 1:
             service[LOSS_WEIGHT] = self.loss_weight
-        return self.maker(values, service)
+        return service
 
     @property
     def kind(self) -> tuple[Any, ...] | None:
@@ -380,8 +375,9 @@ class SampleLoader:
         Not all of a block at once: their dicts and tuples would make the garbage collector look
         through the whole process.
         """
-        values, files = {self._one_part: block.values[row]}, (block.files[row],)
-        return self._sample(block.keys[row], values, files, block.shards[row], key)
+        fields = self._service(block.keys[row], (block.files[row],), block.shards[row], key)
+        fields[self._form.field] = block.values[row]
+        return self._form.kind(**fields)
 
     def place_of(self, members: Any, shard: str, place: int) -> str:
         """Names a sample in errors."""
