@@ -284,7 +284,7 @@ class SampleLoader:
     def __call__(
         self, data: BlockBytes, members: Any, shard: str, place: int, key: RestoreKey
     ) -> Any:
-        """Makes one sample of a block; see `storage.shards.Block`.
+        """Makes one sample of a block; see `formats.shards.Block`.
 
         Raises:
             Exception: What reading, decoding or the user's loader raised, with shard and sample

@@ -17,7 +17,7 @@ from typing import Any
 import typer
 from typer import Argument, Option
 
-# Those of `length_index` and `storage.nvmeta`.
+# Those of `length_index` and `formats.nvmeta`.
 LENGTHS_NAME = "default"
 DATASET_YAML = "dataset.yaml"
 
