@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,7 +21,7 @@ from energon_lite.core.arrays import Int64Array
 from energon_lite.core.global_generators import GENERATORS_DRAWN, StreamGenerators
 from energon_lite.core.sample_columns import Columns
 from energon_lite.core.state import COUNT, JSON, NUMBER, Kind, RestoreKey, Snapshot, as_damage
-from energon_lite.core.stream_context import DEFAULT_MAX_SKIP_RATE, StreamContext, context_of
+from energon_lite.core.stream_context import DEFAULT_MAX_SKIP_RATE, StreamContext
 from energon_lite.core.topology import Stream, WorkerConfig, count_rank_items, current
 from energon_lite.core.user_function import UserFunction
 
@@ -429,19 +429,12 @@ class StreamRun(Iterator[T]):
         """Returns the stream's next item."""
         context = self.context
         context.batch_index = self.num_returned * self.stream.num_streams + self.stream.index
-        before, current.context = current.context, context
         try:
-            if context.generators is None:
-                item = next(self._cursor)
-            else:
-                with context.generators.turn, context.generators:
-                    item = next(self._cursor)
+            item: T = _called_in(context, next, self._cursor)
         except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
             if self._is_restored and (damage := as_damage(error, self._name)) is not error:
                 raise damage from error
             raise
-        finally:
-            current.context = before
         context.num_quiet = 0
         self.num_returned += 1
         return item
@@ -467,11 +460,10 @@ class StreamRun(Iterator[T]):
         context = StreamContext(self.stream, self.context.max_skip_rate)
         context.worker_config = self.context.worker_config
         cursor = self._dataset.cursor(self.stream)
-        context.generators = own = generators_of(self._dataset, self.stream, drawn)
+        context.generators = generators_of(self._dataset, self.stream, drawn)
         context.batch_index = num_returned * self.stream.num_streams + self.stream.index
         try:
-            with context_of(context), own.turn if own else nullcontext(), own or nullcontext():
-                cursor.restore(snapshot.inner[0])
+            _called_in(context, cursor.restore, snapshot.inner[0])
         except Exception as error:
             if (damage := as_damage(error, self._name)) is not error:
                 raise damage from error
@@ -492,6 +484,19 @@ class StreamRun(Iterator[T]):
             next(self)
         self.context.take_records()
         self.context.take_costs()
+
+
+def _called_in(context: StreamContext, function: Callable[[Any], T], argument: object) -> T:
+    """Calls a function of a cursor, with a context as the current one."""
+    # No manager of contexts sets it: a signal handler that raises in one leaves it set.
+    before, current.context = current.context, context
+    try:
+        if context.generators is None:
+            return function(argument)
+        with context.generators.turn, context.generators:
+            return function(argument)
+    finally:
+        current.context = before
 
 
 class _WholePass(Iterator[T]):

@@ -8,7 +8,7 @@ item, its `StreamContext` is the current one of the thread. User code reads it t
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -93,7 +93,8 @@ class StreamContext:
         self.generators: StreamGenerators | None = None
         self.siblings: Siblings | None = None
         self.records: list[SkipRecord] = []
-        self._costs: dict[str, Cost] = {}
+        # What the samples of each source took since the last item.
+        self.costs: defaultdict[str, Cost] = defaultdict(Cost)
         # Tokens measured since the context was made, by source.
         self.tokens: Counter[str] = Counter()
         # Whether the current items were returned before the run was resumed.
@@ -169,39 +170,31 @@ class StreamContext:
                 "Repair the data or the code, or give the loader a higher max_skip_rate."
             )
 
-    def cost(self, source: str) -> Cost:
-        """Returns what a source's samples took since the last item, to be added to."""
-        cost = self._costs.get(source)
-        if cost is None:
-            cost = self._costs[source] = Cost()
-        return cost
-
     def count_draws(self, sources: Iterable[str], read_sec: float) -> None:
         """Counts a draw of each of `sources`, which took `read_sec` of reading each."""
-        costs = self._costs
         for source in sources:
-            cost = costs.get(source) or self.cost(source)
+            cost = self.costs[source]
             cost.draws += 1
             cost.read_sec += read_sec
 
     def spend(self, key: RestoreKey, seconds: float) -> None:
         """Counts time in a hook for the source of the sample `key`, or those of the batch."""
         if type(key[-1]) is int:
-            self.cost(key[0]).encode_sec += seconds
+            self.costs[key[0]].encode_sec += seconds
             return
-        costs = self._costs.values()
+        costs = self.costs.values()
         total = sum([cost.draws for cost in costs])
         for cost in costs if total else ():
             cost.encode_sec += seconds * cost.draws / total
 
     def measured(self, source: str, tokens: int) -> None:
         """Counts the tokens of encoded samples for their source."""
-        self.cost(source).tokens += tokens
+        self.costs[source].tokens += tokens
         self.tokens[source] += tokens
 
     def take_costs(self) -> list[CostRow]:
         """Returns what the samples took since the last call, by source, and forgets it."""
-        costs, self._costs = self._costs, {}
+        costs, self.costs = self.costs, defaultdict(Cost)
         return [
             (source, own.draws, own.read_sec, own.encode_sec, own.tokens, own.overlong)
             for source, own in costs.items()

@@ -210,7 +210,7 @@ class _PlannedCursor(SourceCursor[T]):
         rows = slice(self._row, self._row + num)
         keys = self._planned.keys[position : position + num]
         self._row = rows.stop
-        self._context.cost(self._name).draws += num
+        self._context.costs[self._name].draws += num
         made = self.spec.loader.made(self._decoded, rows, keys, self._origins)
         return made.samples(), keys
 

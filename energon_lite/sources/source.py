@@ -235,7 +235,7 @@ class SourceCursor(Cursor[T]):
             # Draws are counted over all sources of the pipeline, which take turns.
             number = context.sample_index
             context.sample_index = number + self._stream.num_streams
-            context.cost(self._name).draws += 1
+            context.costs[self._name].draws += 1
             self.key = key = (self._name, self._own_epochs[row], self._own_indices[row], number)
             if self._decoded is None:
                 sample = self._load(key, row)
@@ -274,7 +274,7 @@ class SourceCursor(Cursor[T]):
         rows = slice(self._row, min(self._row + n, self._num_rows))
         indices = self._own_indices[rows]
         context, step = self._context, self._stream.num_streams
-        context.cost(self._name).draws += len(indices)
+        context.costs[self._name].draws += len(indices)
         first, self._row = context.sample_index, rows.stop
         context.sample_index = stop = first + len(indices) * step
         numbers = range(first, stop, step)
@@ -303,7 +303,7 @@ class SourceCursor(Cursor[T]):
             self._blocks = None  # a caller that continues after the error reads again
             raise
         finally:
-            self._context.cost(self._name).read_sec += perf_counter() - since
+            self._context.costs[self._name].read_sec += perf_counter() - since
         self._row, self._num_rows = 0, len(indices)
         self._block, self._decoded = None if decoded else block, decoded
         self._own_epochs, self._own_indices = epochs.tolist(), indices.tolist()
@@ -320,7 +320,7 @@ class SourceCursor(Cursor[T]):
         except Exception as error:
             sample = self._count_skip(error, members, shard, place, key)
         finally:
-            self._context.cost(self._name).read_sec += perf_counter() - since
+            self._context.costs[self._name].read_sec += perf_counter() - since
         if sample is not None:
             # A dataclass, or a crude sample, a dict.
             is_crude = isinstance(sample, dict)

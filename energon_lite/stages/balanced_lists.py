@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,10 +14,13 @@ from energon_lite.core.state import JSON, RestoreKey
 from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream
 from energon_lite.stages.collect import CollectCursor, CollectDataset, Unit, UnitsOf
-from energon_lite.stages.pack_lists import cost_settings
+from energon_lite.stages.pack_lists import PackLists, cost_settings
+
+if TYPE_CHECKING:  # plans are made only in runs that use them
+    from energon_lite.stages.planned_packs import PlannedPacks
 
 
-def balanced_order(dataset: Any, stream: Stream) -> BalancedOrder | None:
+def balanced_order(dataset: PackLists | PlannedPacks, stream: Stream) -> BalancedOrder | None:
     """Returns what orders the packs of a stream, in the rhythm of all; None if nothing does."""
     packing = dataset.packing
     if packing.balance != "quantile_sync":
@@ -40,9 +43,9 @@ class BalancedLists(CollectDataset[list[Any]]):
 
     name, kind, what = "balance_packs", "pack", "Balanced packs"
     samples_per_list = 1
-    dataset: Any
+    dataset: PackLists | PlannedPacks
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: PackLists | PlannedPacks) -> None:
         super().__init__(dataset)
         self.packing = dataset.packing
 

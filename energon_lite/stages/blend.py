@@ -466,7 +466,7 @@ class _ByTokens:
     def _indexed(self, lengths: dict[str, Int64Array], leaf: RestoreKey) -> int:
         tokens = int(lengths[leaf[0]][leaf[2]])
         if not self._stream.is_measured:
-            context_or(self._stream).cost(leaf[0]).tokens += tokens
+            context_or(self._stream).costs[leaf[0]].tokens += tokens
         return tokens
 
     def leave_out(self, ended: set[int]) -> None:

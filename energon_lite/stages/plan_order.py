@@ -233,7 +233,7 @@ class PlanReader:
     def _read(self, rows: Sequence[int]) -> list[Any]:
         """Returns the samples of some rows, all of one source; `SKIPPED` for those that failed."""
         source, context = self._sources[rows[0]], current_context()
-        num_records, cost = len(context.records), context.cost(self._names[source])
+        num_records, cost = len(context.records), context.costs[self._names[source]]
         cursor, due = self._branches.get(source) or self._open(source)
         due.num_due += len(rows)
         samples, keys, lengths = list[Any](), list[RestoreKey](), list[Any]()

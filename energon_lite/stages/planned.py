@@ -369,7 +369,7 @@ class PlanCursor(ReadyCursor[list[Any]]):
             if is_dropped[row]:
                 self._drop([key], f"too long: {rules.excess(sizes[row].tolist())}")
             elif self._counts(key):
-                current_context().cost(key[0]).overlong += 1
+                current_context().costs[key[0]].overlong += 1
         own = parts.samples
         return self._units_of_parts(chosen(refs, own), parts.starts, parts.stops, lengths[own])
 
@@ -397,7 +397,7 @@ class PlanCursor(ReadyCursor[list[Any]]):
     def _drop(self, keys: Iterable[RestoreKey], why: str) -> None:
         """Counts samples that no list has, if this stream drew them."""
         for key in filter(self._counts, keys):
-            current_context().cost(whole(key)[0]).draws += 1
+            current_context().costs[whole(key)[0]].draws += 1
             count_dropped(key, SKIPPED, why)
 
     def _counts(self, key: RestoreKey) -> bool:

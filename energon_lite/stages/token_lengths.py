@@ -153,7 +153,7 @@ def pieces_of(
     if parts.is_overlong[0] and not len(parts.samples):
         count_dropped(key, sample, f"too long: {rules.excess(lengths)}", stage)
     elif parts.is_overlong[0]:
-        current_context().cost(first_leaf(key)[0]).overlong += 1
+        current_context().costs[first_leaf(key)[0]].overlong += 1
     columns = (parts.starts.tolist(), parts.stops.tolist(), parts.lengths.tolist())
     return [
         (key if start == WHOLE else ("piece", start, stop, key), tuple(own))

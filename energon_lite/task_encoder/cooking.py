@@ -120,7 +120,7 @@ def find_cooker(
     if not cookers:
         raise ValueError(
             f"{where}: crude dataset found, but no cookers registered. Give the task encoder "
-            "`cookers = [Cooker(cook_function)]`, or the dataset a sample_type and field_map."
+            "`cookers = [Cooker(cook_function)]`, or a dataset of tars a sample_type and field_map."
         )
     wanted = ", ".join(_describe(candidate) for candidate in cookers)
     raise ValueError(
