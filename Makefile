@@ -11,7 +11,8 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test trainers check lint types architecture docs-index bench bench-peers soak clean
+.PHONY: help install demo test trainers browser dist check lint types architecture docs-index bench \
+    bench-peers soak clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -57,6 +58,23 @@ $(TRAINERS)/.installed: pyproject.toml constraints-trainers.txt
 trainers: $(TRAINERS)/.installed ## Run the tests with the real trainers (Lightning, HF, ...)
 	$(TRAINERS)/bin/python -m pytest tests/trainers $(ARGS)
 
+# Chromium comes from the system: `apt install chromium`, or `.venv/bin/playwright install chromium`.
+browser: $(INSTALLED) ## Run the tests of the preview page in Chromium
+	$(PIP_INSTALL) -e '.[browser]'
+	$(BIN)/python -m pytest tests/preview -k browser -p no:xdist --benchmark-disable -rs $(ARGS)
+
+# Each distribution goes into an empty environment, with its dependencies and nothing else.
+dist: $(INSTALLED) ## Build wheel and sdist, install each into an empty environment
+	rm -rf dist build
+	$(PIP_INSTALL) build
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	for file in dist/*.whl dist/*.tar.gz; do \
+	    rm -rf dist/env && $(PYTHON) -m venv dist/env \
+	    && dist/env/bin/pip install --disable-pip-version-check --quiet torch==2.13.0 $$file \
+	    && (cd dist && env/bin/energon-lite --version \
+	        && env/bin/python -c 'from energon_lite import get_train_dataset') || exit 1; \
+	done; rm -rf dist/env
+
 check: lint types architecture ## ruff, mypy --strict, layers and sizes
 
 lint: $(INSTALLED)
@@ -88,5 +106,5 @@ soak: $(INSTALLED) ## Run every property with a thousand examples, and the long 
 	$(SOAK) -m "soak and processes" -p no:xdist $(ARGS)
 
 clean: ## Remove .venv and its like, caches and the demo's data
-	rm -rf $(VENV) $(TRAINERS) .venv-peers demo_data build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
+	rm -rf $(VENV) $(TRAINERS) .venv-peers demo_data build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
