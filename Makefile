@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test trainers browser dist check lint types architecture docs-index bench \
+.PHONY: help install demo test trainers browser dist check lint types architecture docs docs-index bench \
     bench-peers soak clean
 
 help: ## Show this list
@@ -90,6 +90,21 @@ architecture: $(INSTALLED)
 docs-index: $(INSTALLED) ## Write docs/modules.md from the docstrings
 	$(BIN)/python -m tests.architecture.module_index
 
+# The pages as they lie in the project, so that links between its folders hold; strict: a broken one fails.
+DOCS := .venv-docs
+PAGES := README.md CHANGELOG.md CONTRIBUTING.md LICENSE docs benchmarks/README.md metadatasets examples
+
+$(DOCS)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install --disable-pip-version-check --quiet -c constraints.txt \
+	    mkdocs-material 'mkdocstrings[python]' ruff
+	@touch $@
+
+docs: $(DOCS)/.installed ## Build the documentation as a site, in .site/html
+	rm -rf .site && mkdir -p .site/pages
+	cp --parents -r $(PAGES) .site/pages
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
+
 bench: $(INSTALLED) ## Measure speed, as ratios to hand-written loops
 	$(BIN)/python -m pytest benchmarks -p no:xdist $(ARGS)
 
@@ -106,5 +121,5 @@ soak: $(INSTALLED) ## Run every property with a thousand examples, and the long 
 	$(SOAK) -m "soak and processes" -p no:xdist $(ARGS)
 
 clean: ## Remove .venv and its like, caches and the demo's data
-	rm -rf $(VENV) $(TRAINERS) .venv-peers demo_data build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
+	rm -rf $(VENV) $(TRAINERS) .venv-peers $(DOCS) .site demo_data build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -88,11 +88,18 @@ def test_minimal_example_prints_batches(run_here: Callable[..., str], tmp_path: 
     assert run_here("minimal.py", "captions").count("torch.Size([4, 3, 16, 24])") == 5
 
 
-@pytest.mark.parametrize(("name", "limit"), [("blending", 150_000), ("packing", 50_000)])
+@pytest.mark.parametrize(
+    ("name", "script", "limit"),
+    [
+        ("blending", "draw_blend.py", 150_000),
+        ("packing", "draw_packing.py", 50_000),
+        ("resume", "draw_resume.py", 20_000),
+    ],
+)
 def test_picture_is_what_the_example_draws(
-    run_here: Callable[..., str], tmp_path: Path, name: str, limit: int
+    run_here: Callable[..., str], tmp_path: Path, name: str, script: str, limit: int
 ) -> None:
-    run_here("draw_blend.py" if name == "blending" else "draw_packing.py", "picture.svg")
+    run_here(script, "picture.svg")
     assert_committed(tmp_path, name, limit)
 
 

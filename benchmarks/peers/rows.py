@@ -14,8 +14,8 @@ class Row:
     Attributes:
         name: what `--rows` selects it by.
         title: the first cell of its line.
-        group: rows that a loader either has or lacks: "text", "bytes", "pictures", "blends" (of
-            texts) or "packed".
+        group: rows that a loader either has or lacks: "text", "hooks" (texts through `hook.py`, as
+            lists of arrays), "bytes", "pictures", "blends" (of texts) or "packed".
         kind: the samples (see `samples.py`): "text", "jpeg", "photo" or "tokens".
         goal: CPU time that ours should need per sample, in µs.
         workers: worker processes; 0 computes in the process that iterates.
@@ -47,6 +47,8 @@ _ALL = (
     Row("text-0", f"{_TEXT}, 0 workers", "text", "text", "≤ 3.5"),
     Row("text-1", f"{_TEXT}, 1 worker", "text", "text", "≤ 8", workers=1),
     Row("text-2", f"{_TEXT}, 2 workers", "text", "text", "≤ 9", workers=2),
+    Row("hook-0", f"{_TEXT} through a hook, 0 workers", "hooks", "text"),
+    Row("hook-2", f"{_TEXT} through a hook, 2 workers", "hooks", "text", workers=2),
     Row("bytes-0", f"{_BYTES}, 0 workers", "bytes", "jpeg", "≤ 28"),
     Row("bytes-2", f"{_BYTES}, 2 workers", "bytes", "jpeg", "≤ 60", workers=2),
     Row("jpeg-0", f"{_JPEG}, 0 workers", "pictures", "jpeg", "≤ 1,130"),

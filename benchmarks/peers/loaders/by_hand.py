@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.hook import encoded
 from benchmarks.peers.rows import Row
 
 TITLE = "by hand"
@@ -31,7 +32,8 @@ def loop(folder: Path, row: Row) -> Iterator[tuple[list[Any], list[str]]]:
     if row.image_size is not None:
         read = partial(resized_picture, size=row.image_size)
     else:
-        read = {"text": text, "blends": text, "bytes": bytes, "pictures": picture}[row.group]
+        kinds = {"text": text, "blends": text, "bytes": bytes, "pictures": picture, "hooks": hooked}
+        read = kinds[row.group]
     sources = [places(folder / f"source{i:04d}") for i in range(row.num_sources)]
     while True:
         if row.num_sources == 1:
@@ -65,6 +67,10 @@ def text(payload: bytes) -> str:
     return payload.decode()
 
 
+def hooked(payload: bytes) -> Any:
+    return encoded(text(payload))
+
+
 def picture(payload: bytes) -> Any:
     import simplejpeg
 
@@ -96,7 +102,7 @@ def transported(batch: list[Any], keys: list[str], num_workers: int) -> Iterable
             while True:
                 yield (torch.from_numpy(pictures).clone() if is_pictures else batch), keys
 
-    is_pictures = isinstance(batch[0], np.ndarray)
+    is_pictures = isinstance(batch[0], np.ndarray) and batch[0].ndim == 3
     pictures = np.stack(batch) if is_pictures else None
     return torch.utils.data.DataLoader(Same(), batch_size=None, num_workers=num_workers)
 

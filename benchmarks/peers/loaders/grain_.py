@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.hook import encoded
 from benchmarks.peers.packs import PackedSamples, tokens_of
 from benchmarks.peers.pillow_pictures import decoded
 from benchmarks.peers.rows import PACK_TOKENS, Row
@@ -48,6 +49,8 @@ def open_loader(folder: Path, row: Row) -> Iterable[Any]:
         dataset = grain.MapDataset.mix(parts, weights=[1 / row.num_sources] * row.num_sources)
     if row.kind == "text":
         dataset = dataset.map(bytes.decode)
+        if row.group == "hooks":
+            dataset = dataset.map(encoded)
     elif row.is_decoded:
         dataset = dataset.map(partial(decoded_array, size=row.image_size))
     elif row.kind == "tokens":

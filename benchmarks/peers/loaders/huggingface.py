@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.hook import encoded
 from benchmarks.peers.pillow_pictures import resized
 from benchmarks.peers.rows import Row
 
@@ -46,8 +47,15 @@ def open_loader(folder: Path, row: Row) -> Iterable[Any]:
                 return {"sample": [resized(picture, size) for picture in batch["sample"]]}
 
             dataset = dataset.with_transform(resize)
+    if row.group == "hooks":
+
+        def encode(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+            return {"sample": [encoded(text) for text in batch["sample"]]}
+
+        dataset = dataset.with_transform(encode)
     return DataLoader(
         dataset,
+        collate_fn=list if row.group == "hooks" else None,
         batch_size=row.batch_size,
         shuffle=True,
         num_workers=row.workers,
@@ -56,7 +64,7 @@ def open_loader(folder: Path, row: Row) -> Iterable[Any]:
 
 
 def samples_of(batch: Any, row: Row) -> Any:
-    return batch["sample"]
+    return [s["sample"] for s in batch] if row.group == "hooks" else batch["sample"]
 
 
 def lacks(row: Row) -> str:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.hook import encoded
 from benchmarks.peers.pillow_pictures import decoded
 from benchmarks.peers.rows import Row
 
@@ -46,6 +47,8 @@ def open_loader(folder: Path, row: Row) -> Iterable[Any]:
         transform = partial(decoded, size=row.image_size)
     elif row.group == "bytes":
         transform = bytes  # its memoryviews can neither be collated nor sent by a worker
+    elif row.group == "hooks":
+        transform = encoded
     opened = [
         StreamingDataset(str(folder / f"source{i:04d}"), shuffle=True, transform=transform)
         for i in range(row.num_sources)
@@ -58,7 +61,7 @@ def open_loader(folder: Path, row: Row) -> Iterable[Any]:
     return StreamingDataLoader(
         dataset,
         batch_size=row.batch_size,
-        collate_fn=list if row.group == "bytes" else None,
+        collate_fn=list if row.group in ("bytes", "hooks") else None,
         num_workers=row.workers,
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.hook import encoded
 from benchmarks.peers.packs import PackedSamples, tokens_of
 from benchmarks.peers.pillow_pictures import resized
 from benchmarks.peers.rows import PACK_TOKENS, Row
@@ -64,6 +65,7 @@ def open_loader(folder: Path, row: Row) -> Iterable[Any]:
         DefaultTaskEncoder,
         ImageSample,
         SampleDecoder,
+        TextSample,
         WorkerConfig,
         get_savable_loader,
         get_train_dataset,
@@ -81,6 +83,8 @@ def open_loader(folder: Path, row: Row) -> Iterable[Any]:
 
         @stateless
         def encode_sample(self, sample: Any) -> Any:
+            if row.group == "hooks":
+                return TextSample.derive_from(sample, text=encoded(sample.text))
             if row.image_size is None:
                 return sample
             picture = resized(sample.image, row.image_size)

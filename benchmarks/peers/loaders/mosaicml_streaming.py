@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.hook import encoded
 from benchmarks.peers.pillow_pictures import decoded
 from benchmarks.peers.rows import Row
 
@@ -49,19 +50,31 @@ def open_loader(folder: Path, row: Row) -> Iterable[Any]:
         def __getitem__(self, at: Any) -> Any:
             return {"sample": decoded(super().__getitem__(at)["sample"], row.image_size)}
 
+    class Encoded(StreamingDataset):
+        """Makes tokens of texts, in the same place."""
+
+        def __getitem__(self, at: Any) -> Any:
+            return {"sample": encoded(super().__getitem__(at)["sample"])}
+
     clean_stale_shared_memory()
     streams = [
         Stream(local=str(folder / f"source{i:04d}"), proportion=1 / row.num_sources)
         for i in range(row.num_sources)
     ]
-    made = Pictures if row.is_decoded else StreamingDataset
+    is_hooked = row.group == "hooks"
+    made = Pictures if row.is_decoded else Encoded if is_hooked else StreamingDataset
     dataset = made(streams=streams, batch_size=row.batch_size, shuffle=True)
     return StreamingDataLoader(
         dataset,
         batch_size=row.batch_size,
+        collate_fn=in_lists if is_hooked else None,
         num_workers=row.workers,
         persistent_workers=row.workers > 0,
     )
+
+
+def in_lists(samples: list[Any]) -> dict[str, list[Any]]:
+    return {"sample": [sample["sample"] for sample in samples]}
 
 
 def samples_of(batch: Any, row: Row) -> Any:

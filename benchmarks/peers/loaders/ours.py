@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.hook import encoded
 from benchmarks.peers.loaders.tars import write_tars
 from benchmarks.peers.packs import PackedSamples
 from benchmarks.peers.rows import PACK_TOKENS, Row
@@ -70,9 +71,11 @@ def open_loader(folder: Path, row: Row, **settings: Any) -> Iterable[Any]:
     from energon_lite import (
         DefaultTaskEncoder,
         SampleDecoder,
+        TextSample,
         WorkerConfig,
         get_savable_loader,
         get_train_dataset,
+        stateless,
     )
 
     class Encoder(DefaultTaskEncoder):
@@ -84,13 +87,21 @@ def open_loader(folder: Path, row: Row, **settings: Any) -> Iterable[Any]:
         if row.image_size is not None:
             decoder = SampleDecoder(image_decode="torchrgb8", image_size=row.image_size)
 
+    class Hooked(Encoder):
+        """Makes tokens of texts."""
+
+        @stateless
+        def encode_sample(self, sample: Any) -> Any:
+            return TextSample.derive_from(sample, text=encoded(sample.text))
+
     path = folder / ("source0000" if row.num_sources == 1 else "blend.yaml")
+    encoder = Hooked if row.group == "hooks" else Encoder
     dataset: Any = get_train_dataset(
         path,
         batch_size=row.batch_size,
         shuffle_buffer_size=100,
         max_samples_per_sequence=100,
-        task_encoder=packing_encoder() if row.kind == "tokens" else Encoder(),
+        task_encoder=packing_encoder() if row.kind == "tokens" else encoder(),
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=row.workers, **settings),
     )
     return get_savable_loader(dataset)

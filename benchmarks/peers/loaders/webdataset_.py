@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.hook import encoded
 from benchmarks.peers.pillow_pictures import resized
 from benchmarks.peers.rows import Row
 
@@ -29,6 +30,8 @@ def open_loader(folder: Path, row: Row) -> Iterable[Any]:
     stages.append(wds.shuffle(1000))
     if row.kind == "text":
         stages += [wds.decode(), wds.to_tuple("txt")]
+        if row.group == "hooks":
+            stages.append(wds.map_tuple(encoded))
     elif row.group == "bytes":
         stages += [wds.to_tuple("jpg")]
     elif row.image_size is None:
