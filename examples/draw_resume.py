@@ -1,4 +1,4 @@
-"""Draws docs/images/resume.svg: a run on 4 ranks goes on on 3, with the same batches.
+"""Draws docs/images/resume.svg: a run on 4 ranks resumes on 3, with the same batches.
 
     python examples/draw_resume.py [FILE]
 
@@ -77,7 +77,7 @@ def read(ranks: list[Any], first: int, num_batches: int) -> list[Batch]:
 
 
 def resumed(path: Path) -> list[Batch]:
-    """Runs on 4 ranks, saves, and goes on on 3."""
+    """Runs on 4 ranks, saves, and resumes on 3."""
     four, num_first = loaders(path, 4), 4 * FIRST_STEPS
     batches = read(four, 0, num_first)
     states = [loader.state_dict() for loader in four]

@@ -104,7 +104,10 @@ def transported(batch: list[Any], keys: list[str], num_workers: int) -> Iterable
 
     is_pictures = isinstance(batch[0], np.ndarray) and batch[0].ndim == 3
     pictures = np.stack(batch) if is_pictures else None
-    return torch.utils.data.DataLoader(Same(), batch_size=None, num_workers=num_workers)
+    collate = None if is_pictures else tuple  # not a tensor of each array
+    return torch.utils.data.DataLoader(
+        Same(), batch_size=None, collate_fn=collate, num_workers=num_workers
+    )
 
 
 def samples_of(batch: Any, row: Row) -> Any:
