@@ -50,21 +50,34 @@ def text_samples(num_samples: int) -> Iterator[dict[str, Any]]:
         yield {"__key__": f"text{i:06d}", "txt": " ".join(sums)}
 
 
+def random_texts(words: str, num_samples: int) -> list[dict[str, Any]]:
+    """Texts of 5 to 60 of the words, in any order."""
+    rng = random.Random(words)
+    return [
+        {"__key__": f"{i:06d}", "txt": " ".join(rng.choices(words.split(), k=rng.randint(5, 60)))}
+        for i in range(num_samples)
+    ]
+
+
+def prepare_texts(folder: Path, samples: list[dict[str, Any]]) -> None:
+    """Writes eight shards of samples with a `txt` part and prepares them: the last one is val."""
+    write_shards(folder, samples, math.ceil(len(samples) / 8))
+    prepare_dataset(
+        folder, split_ratio="7,1", sample_type="TextSample", field_map={"text": "txt"},
+        force_overwrite=True,
+    )  # fmt: skip
+
+
 def prepare_captions_and_texts(folder: Path, num_samples: int) -> list[str]:
     """Draws and prepares `folder / "captions"` and `folder / "texts"`; returns all texts."""
-    kinds = {
-        "captions": ("CaptioningSample", {"image": "jpg", "caption": "txt"}),
-        "texts": ("TextSample", {"text": "txt"}),
-    }
-    sets = {"captions": caption_samples(num_samples, None), "texts": [*text_samples(num_samples)]}
-    for name, samples in sets.items():
-        sample_type, fields = kinds[name]
-        write_shards(folder / name, samples, samples_per_shard=math.ceil(num_samples / 8))
-        prepare_dataset(
-            folder / name, split_ratio="7,1", sample_type=sample_type, field_map=fields,
-            force_overwrite=True,
-        )  # fmt: skip
-    return [sample["txt"] for samples in sets.values() for sample in samples]
+    captions, texts = caption_samples(num_samples, None), list(text_samples(num_samples))
+    prepare_texts(folder / "texts", texts)
+    write_shards(folder / "captions", captions, math.ceil(num_samples / 8))
+    prepare_dataset(
+        folder / "captions", split_ratio="7,1", sample_type="CaptioningSample",
+        field_map={"image": "jpg", "caption": "txt"}, force_overwrite=True,
+    )  # fmt: skip
+    return [sample["txt"] for sample in captions + texts]
 
 
 def write_chats(path: Path, num_chats: int) -> None:
