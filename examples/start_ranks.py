@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+import torch._dynamo  # noqa: F401 - DDP imports it; here once, not in each rank
 from torch.multiprocessing import start_processes
 
 

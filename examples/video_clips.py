@@ -2,7 +2,7 @@
 
     python examples/video_clips.py       # pip install 'energon_lite[av]'
 
-Writes 160 videos of a square that moves up, down, left or right. A sample has an `mp4` and a `cls`;
+Writes videos of a square that moves up, down, left or right. A sample has an `mp4` and a `cls`;
 the cooker gets an `AVDecoder` for the first, which decodes the frames that it is asked for. Prints
 how the loss falls and how many unseen videos are right, and checks that a resumed loader has the
 same random clips.
@@ -100,15 +100,16 @@ def scores(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=100)
-    steps = parser.parse_args().steps
+    parser.add_argument("--videos", type=int, default=160)
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    write_shards(FOLDER, draw_videos(160), samples_per_shard=20)
+    write_shards(FOLDER, draw_videos(args.videos), samples_per_shard=args.videos // 8)
     prepare_dataset(FOLDER, split_ratio="7,1", sample_type="CrudeWebdataset", force_overwrite=True)
 
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loader, losses = make_loader(num_workers=2), []
-    for batch in islice(loader, steps):
+    for batch in islice(loader, args.steps):
         loss = nn.functional.cross_entropy(scores(model, batch), batch["label"])
         loss.backward()
         optimizer.step()
