@@ -1,9 +1,9 @@
-"""What Energon's page on blending shows: metadatasets with weights, nested, and in whole epochs.
+"""The metadatasets of Energon's page on blending: weights, nested files, tags, whole epochs.
 
     python examples/energon_blending.py         # pip install energon_lite
 
-Megatron-Energon reads the same YAML files. Three prepared sets are blended by weights, two of
-them in a file of their own; tags (`subflavors`) tell the task encoder where a sample is from. It
+Megatron-Energon reads the same YAML files. Three prepared sets are blended by weights, two of them
+in a second file; by tags (`subflavors`) the task encoder knows where a sample is from. The script
 checks that the shares are those of the weights, that an epoch of `blend_epochized` has each sample
 as often as asked, and that validation reads each sample once.
 """

@@ -1,4 +1,4 @@
-"""Pretraining on three sources whose weights change, with DDP; goes on with other ranks.
+"""Pretraining on three sources whose weights change, with DDP; resumes on other ranks.
 
     python examples/pretrain_blend.py                           # pip install energon_lite
     torchrun --nproc-per-node 2 examples/pretrain_blend.py      # `train` alone, with these data

@@ -15,8 +15,8 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-# What stands between `generation` and `endgeneration` is what the assistant says: the tokenizer
-# returns a mask of it.
+# `generation` and `endgeneration` mark the words of the assistant: the tokenizer returns a mask of
+# the tokens between them.
 CHAT_TEMPLATE = """
 {%- for message in messages -%}
 <|{{ message.role }}|>
@@ -68,7 +68,7 @@ def make_llava(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGenerat
         vision_config=SiglipVisionConfig(image_size=32, patch_size=8, **SIZES),
         text_config=LlamaConfig(vocab_size=len(tokenizer), **SIZES),
         image_token_id=tokenizer.convert_tokens_to_ids("<|image|>"),
-        vision_feature_select_strategy="full",  # SigLIP has no token of a class to leave out
+        vision_feature_select_strategy="full",  # SigLIP has no token of a class to drop
         vision_feature_layer=-1,
     )
     return LlavaForConditionalGeneration(config)
