@@ -49,7 +49,7 @@ def test_script_of_the_page_trains_on_the_answers_and_resumes(
     assert [sorted(json.loads(line)) for line in lines] == [["messages"]] * 3
     write_chats(chats, 200)
     tokenizer = tiny(monkeypatch, chats.read_text().splitlines())
-    script, count, look = page
+    script, count, look, validation = page
 
     code = script.code
     for old, new in {
@@ -80,6 +80,16 @@ def test_script_of_the_page_trains_on_the_answers_and_resumes(
         assert answers.pop() == ""
         assert answers
         assert all(answer.startswith("It is ") for answer in answers)
+
+    write_chats(tmp_path / "val_chats.jsonl", 30)
+    exec(validation.code.replace('"steps",', '"steps", use_cpu=True, report_to=[],'), names)
+    losses = []
+    model = names["model"].eval()
+    for batch in names["get_savable_loader"](names["trainer"].eval_dataset):
+        with torch.no_grad():
+            losses.append(model(**batch).loss.item())
+    assert len(losses) > 1
+    assert names["trainer"].evaluate()["eval_loss"] == pytest.approx(sum(losses) / len(losses))
 
     exec(count.code, names)
     for line in chats.read_text().splitlines()[:20]:
