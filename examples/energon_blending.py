@@ -1,6 +1,6 @@
 """The metadatasets of Energon's page on blending: weights, nested files, tags, whole epochs.
 
-    python examples/energon_blending.py         # pip install energon_lite
+    python examples/energon_blending.py         # needs nothing else
 
 Megatron-Energon reads the same YAML files. Three prepared sets are blended by weights, two of them
 in a second file; by tags (`subflavors`) the task encoder knows where a sample is from. The script

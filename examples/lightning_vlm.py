@@ -1,6 +1,6 @@
 """Lightning on the packs of vlm.py: its checkpoints have the loader's state, as of the last step.
 
-    python examples/lightning_vlm.py      # pip install energon_lite lightning transformers
+    python examples/lightning_vlm.py      # needs lightning, transformers
 
 Trains in epochs of 15 batches with a validation after each, saves in the middle of an epoch, and
 resumes there by `ckpt_path` with other workers, checking that all weights end bit-equal. Validation

@@ -1,6 +1,6 @@
 """A map-style dataset in a DataLoader of torch, packed by `MultipackBatchSampler`.
 
-    python examples/map_style.py          # pip install energon_lite
+    python examples/map_style.py          # needs nothing else
 
 For data that are read by index: a list, a `Subset`, a `datasets.Dataset`. The sampler plans an
 epoch of packs from all lengths; `PackedRows` makes a pack of the rows it names. Prints how full the

@@ -1,6 +1,6 @@
 """Pretraining on three sources whose weights change, with DDP; resumes on other ranks.
 
-    python examples/pretrain_blend.py                           # pip install energon_lite
+    python examples/pretrain_blend.py                           # needs nothing else
     torchrun --nproc-per-node 2 examples/pretrain_blend.py      # `train` alone, with these data
 
 It starts a run of 2 ranks and then, from the checkpoint in its middle, one of 3. It checks that the

@@ -1,6 +1,6 @@
 """Chats: loss on the answers only, packs, the Trainer of transformers, resume in mid-epoch.
 
-    python examples/sft_hf.py      # pip install energon_lite transformers accelerate jinja2
+    python examples/sft_hf.py      # needs transformers, accelerate, jinja2
 
 The data are lines of a JSONL file, each with `messages` as OpenAI and Hugging Face have them. It
 prints how the loss of the answers falls, resumes from the middle with other workers, checks that
@@ -92,7 +92,7 @@ def main() -> None:
 
     whole = train(tokenizer, steps, num_workers=2)
     losses = [log["loss"] for log in whole.state.log_history if "loss" in log]
-    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0]
     print("loss of the answers:", *(f"{loss:.2f}" for loss in losses))
 
     resumed = train(tokenizer, steps, 0, resume=f"{FOLDER}/run/checkpoint-{steps // 2}")

@@ -1,6 +1,6 @@
 """Videos: a clip of 8 frames at random out of each, decoded alone, for a small video classifier.
 
-    python examples/video_clips.py       # pip install 'energon_lite[av]'
+    python examples/video_clips.py       # needs PyAV, the extra [av]
 
 Writes videos of a square that moves up, down, left or right. A sample has an `mp4` and a `cls`;
 the cooker gets an `AVDecoder` for the first, which decodes the frames that it is asked for. Prints

@@ -1,6 +1,6 @@
 """Pictures and texts on packs: a LLaVA of transformers, in a training loop of one's own.
 
-    python examples/vlm.py         # pip install energon_lite transformers
+    python examples/vlm.py         # needs transformers
 
 A picture becomes 16 patches of a vision tower, which take the places of the 16 `<|image|>` tokens
 before its caption. Captions and texts without pictures share packs, and attention stays inside each
