@@ -56,12 +56,12 @@ def test_script_of_the_page_trains_on_the_answers_and_resumes(
         "max_steps=1000, save_steps=100, logging_steps=10": "max_steps=6, save_steps=4, "
         "logging_steps=1, report_to=[], use_cpu=True, disable_tqdm=True",
         "capacity=4096": "capacity=128",
-        "num_streams=24": "num_streams=4",
+        "num_streams=8": "num_streams=4",
         "num_workers=2": "num_workers=0",
     }.items():
         assert code.count(old) == 1, old
         code = code.replace(old, new)
-    names: dict[str, Any] = {"__name__": __name__}
+    names: dict[str, Any] = {"__name__": "__main__"}
     exec(code, names)
     whole = names["trainer"]
     assert whole.state.global_step == 6
@@ -117,8 +117,8 @@ def test_template_without_marks_stops_the_run(
     tokenizer = tiny(monkeypatch, Path("chats.jsonl").read_text().splitlines())
     mark, end = "{% generation %}", "{% endgeneration %}"
     tokenizer.chat_template = tokenizer.chat_template.replace(mark, "").replace(end, "")
-    code = page[0].code.partition("trainer = ")[0].replace("num_workers=2", "num_workers=0")
-    names: dict[str, Any] = {"__name__": __name__}
-    exec(code.replace("num_streams=24", "num_streams=1"), names)
+    code = page[0].code.partition("    trainer = ")[0].replace("num_workers=2", "num_workers=0")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(code.replace("num_streams=8", "num_streams=1"), names)
     with pytest.raises(FatalSampleError, match="first 10 inputs"):
         next(iter(names["get_savable_loader"](names["dataset"])))
