@@ -60,7 +60,7 @@ def fit(tokenizer: Any, epochs: int, num_workers: int, resume: str | None = None
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=4, help="2 or more")
     epochs = parser.parse_args().epochs
     torch.set_num_threads(1)
     tokenizer = train_tokenizer(prepare_captions_and_texts(FOLDER, 400))

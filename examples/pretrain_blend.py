@@ -110,7 +110,7 @@ def launch(num_ranks: int, *arguments: Any) -> list[list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=60, help="a multiple of 6")
     steps = parser.parse_args().steps
     if "RANK" in os.environ:  # torchrun started this process
         train(steps)
@@ -118,7 +118,7 @@ def main() -> None:
     for name, words in WORDS.items():
         prepare_texts(FOLDER / name, random_texts(words, 400))
     (FOLDER / "blend.yaml").write_text(BLEND)
-    # 3 ranks in a third of the steps have as many batches as 2 ranks in the second half.
+    # 3 ranks have as many batches in a third of the steps as 2 ranks in half of them.
     expected, found = launch(2, steps), launch(3, steps // 3, True)
     assert found == expected
     print(f"3 ranks trained on the {len(found)} batches that 2 ranks had after the checkpoint")

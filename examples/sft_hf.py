@@ -83,7 +83,7 @@ def train(tokenizer: Any, steps: int, num_workers: int, resume: str | None = Non
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--steps", type=int, default=160, help="8 or more")
     steps = parser.parse_args().steps
     torch.set_num_threads(1)  # the model is too small to gain from more
     write_chats(CHATS, 600)
