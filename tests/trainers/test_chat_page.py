@@ -122,3 +122,29 @@ def test_template_without_marks_stops_the_run(
     exec(code.replace("num_streams=8", "num_streams=1"), names)
     with pytest.raises(FatalSampleError, match="first 10 inputs"):
         next(iter(names["get_savable_loader"](names["dataset"])))
+
+
+def test_blend_of_the_page_has_weights_and_a_file_for_validation(
+    page: list[Block], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from draw_data import write_chats
+
+    from energon_lite.loss import WeightedLabels
+
+    for number, name in enumerate(("chats", "more_chats", "val_chats"), start=1):
+        write_chats(Path(f"{name}.jsonl"), 50 * number)
+    tiny(monkeypatch, Path("chats.jsonl").read_text().splitlines())
+    names: dict[str, Any] = {"__name__": "__main__"}
+    code = page[0].code.partition("    trainer = ")[0].replace('"chats.jsonl"', '"chats.yaml"')
+    code = code.replace("num_workers=2", "num_workers=0").replace("4096", "128")
+    exec(code.replace("    packing =", "    add_loss_weights = True\n    packing ="), names)
+    loader = names["get_savable_loader"](names["dataset"])
+    batch = next(iter(loader))
+    assert isinstance(batch["labels"], WeightedLabels)
+    assert set(batch["labels"]["loss_weights"].unique().tolist()) == {0, 0.5, 1}
+    assert [figures.target_share for figures in loader.stats().values()] == [0.75, 0.25]
+
+    exec(page[3].code.partition("\n\n\n")[0], names)
+    encoder = names["ChatEncoder"](names["tokenizer"])
+    validation = names["get_val_dataset"]("chats.yaml", batch_size=2, task_encoder=encoder)
+    assert len(validation) > 1
