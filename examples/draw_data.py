@@ -1,9 +1,10 @@
-"""Writes the demo's data as tar shards: captioned shapes and photographs, and short texts."""
+"""Writes the examples' data: captioned shapes and photographs, short texts, and chats."""
 
 from __future__ import annotations
 
 import io
 import json
+import math
 import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 import webdataset as wds
 from PIL import Image, ImageDraw
+
+from energon_lite import prepare_dataset
 
 COLOURS = {"red": "#d33", "green": "#3a3", "blue": "#36c", "yellow": "#fc0", "violet": "#93c"}
 SHAPES = ("circle", "square", "triangle")
@@ -45,6 +48,51 @@ def text_samples(num_samples: int) -> Iterator[dict[str, Any]]:
             a, b = rng.randint(0, 5), rng.randint(0, 5)
             sums.append(f"{NUMBERS[a]} and {NUMBERS[b]} make {NUMBERS[a + b]}.")
         yield {"__key__": f"text{i:06d}", "txt": " ".join(sums)}
+
+
+def random_texts(words: str, num_samples: int) -> list[dict[str, Any]]:
+    """Texts of 5 to 60 of the words, in any order."""
+    rng = random.Random(words)
+    return [
+        {"__key__": f"{i:06d}", "txt": " ".join(rng.choices(words.split(), k=rng.randint(5, 60)))}
+        for i in range(num_samples)
+    ]
+
+
+def prepare_texts(folder: Path, samples: list[dict[str, Any]]) -> None:
+    """Writes eight shards of samples with a `txt` part and prepares them: the last one is val."""
+    write_shards(folder, samples, math.ceil(len(samples) / 8))
+    prepare_dataset(
+        folder, split_ratio="7,1", sample_type="TextSample", field_map={"text": "txt"},
+        force_overwrite=True,
+    )  # fmt: skip
+
+
+def prepare_captions_and_texts(folder: Path, num_samples: int) -> list[str]:
+    """Draws and prepares `folder / "captions"` and `folder / "texts"`; returns all texts."""
+    captions, texts = caption_samples(num_samples, None), list(text_samples(num_samples))
+    prepare_texts(folder / "texts", texts)
+    write_shards(folder / "captions", captions, math.ceil(num_samples / 8))
+    prepare_dataset(
+        folder / "captions", split_ratio="7,1", sample_type="CaptioningSample",
+        field_map={"image": "jpg", "caption": "txt"}, force_overwrite=True,
+    )  # fmt: skip
+    return [sample["txt"] for sample in captions + texts]
+
+
+def write_chats(path: Path, num_chats: int) -> None:
+    """Writes a JSONL file of chats, one to a line; each has one to three questions and answers."""
+    rng, lines = random.Random(3), []
+    for _ in range(num_chats):
+        messages = []
+        for _ in range(rng.randint(1, 3)):
+            a, b = rng.randint(0, 5), rng.randint(0, 5)
+            question = f"What is {NUMBERS[a]} and {NUMBERS[b]}?"
+            messages.append({"role": "user", "content": question})
+            messages.append({"role": "assistant", "content": f"It is {NUMBERS[a + b]}."})
+        lines.append(json.dumps({"messages": messages}))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines), encoding="utf-8")
 
 
 def _drawn_samples(num_samples: int) -> Iterator[dict[str, Any]]:

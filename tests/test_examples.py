@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import runpy
@@ -129,3 +130,34 @@ def test_epoch_of_packs_is_balanced(run_here: Callable[..., str]) -> None:
     for row in rows:
         *_, unsorted, balanced = (float(share.rstrip("%")) for share in row.split()[3:])
         assert balanced < 1 < unsorted
+
+
+def test_map_style_example_resumes_in_mid_epoch(run_here: Callable[..., str]) -> None:
+    output = run_here("map_style.py", "--texts", "300")
+    assert "resumed in epoch 1: the other" in output
+    assert float(re.findall(r"([0-9.]+)% full", output)[0]) > 90
+    first, last = re.findall(r"loss ([0-9.]+) [.]+ ([0-9.]+)", output)[0]
+    assert float(last) < float(first) / 2
+
+
+def test_example_of_energons_blending_keeps_its_shares(run_here: Callable[..., str]) -> None:
+    output = run_here("energon_blending.py")
+    tags = output.partition("tags of 500 samples: ")[2].partition("\n")[0]
+    assert set(ast.literal_eval(tags)) == {
+        ("prose",), ("dialogue", "web"), ("repositories", "dialogue"),
+    }  # fmt: skip
+    assert "{'wiki/train': 2.0, 'chat/train': 4.0, 'code/train': 1.0}" in output
+
+
+@pytest.mark.processes
+def test_pretraining_goes_on_with_three_ranks(run_here: Callable[..., str]) -> None:
+    output = run_here("pretrain_blend.py", "--steps", "12")
+    assert "3 ranks trained on the 12 batches that 2 ranks had after the checkpoint" in output
+
+
+@pytest.mark.processes
+def test_video_clips_example_has_equal_clips_after_a_resume(run_here: Callable[..., str]) -> None:
+    pytest.importorskip("av", reason="pip install 'energon_lite[av]'")
+    output = run_here("video_clips.py", "--videos", "40", "--steps", "6")
+    assert "a resumed loader without workers has the same random clips" in output
+    assert "unseen videos are right" in output

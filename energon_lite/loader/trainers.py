@@ -58,7 +58,7 @@ class Seek:
             num_returned = 0  # all of the pass, so the next one begins
         if self.is_restored:
             num_behind = (self.batch or num_returned) - num_returned
-            if num_behind:
+            if num_behind and has_passes:  # a trainer alone counts epochs of endless data
                 logger.warning(
                     "The trainer asks to skip %d batches of its epoch, and the restored state "
                     "stands after %d; the state decides.",

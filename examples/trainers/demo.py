@@ -16,7 +16,6 @@ from energon_lite import (
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
-    get_val_dataset,
     prepare_dataset,
     stateless,
 )
@@ -69,12 +68,6 @@ def make_train_loader(
     config = WorkerConfig.default_worker_config(num_workers, group, num_streams=12)
     settings = {"shuffle_buffer_size": 100, "task_encoder": Encoder(), **settings}
     dataset = get_train_dataset(texts, batch_size=4, worker_config=config, **settings)
-    return get_savable_loader(dataset)
-
-
-def make_val_loader(texts: Path) -> SavableDataLoader[dict[str, Any]]:
-    config = WorkerConfig.default_worker_config(num_workers=1)
-    dataset = get_val_dataset(texts, batch_size=4, worker_config=config, task_encoder=Encoder())
     return get_savable_loader(dataset)
 
 

@@ -111,6 +111,20 @@ def test_a_skip_that_contradicts_the_state_is_logged(
     assert "skip 3 batches of its epoch, and the restored state stands after 1" in caplog.text
 
 
+def test_a_skip_in_endless_data_contradicts_no_state(
+    texts: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = loader_of(texts)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    resumed = loader_of(texts)
+    resumed.load_state_dict(loader.state_dict())
+    resumed.skip_first_batches(3)  # as the Trainer of transformers does beside its callback
+    assert keys_of(next(iter(resumed))) == keys_of(next(batches))
+    assert caplog.text == ""
+
+
 def test_looking_ahead_moves_no_state_and_delays_errors(texts: Path) -> None:
     plain, ahead = loader_of(texts, repeat=False), loader_of(texts, repeat=False)
     ahead._run.looks_ahead = True
