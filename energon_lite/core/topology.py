@@ -446,14 +446,15 @@ def _place_in_environment() -> tuple[int, int]:
 def count_rank_items(
     dataset: Any, config: WorkerConfig | None, pass_index: int = 0, estimates: bool = True
 ) -> int:
-    """Counts the items of a rank in a pass, or in an epoch of endless data."""
+    """Counts the items of a rank in a pass; of endless data in an epoch, equally on all ranks."""
     config = config or WorkerConfig(rank=0, world_size=1, num_workers=0)
     if dataset.pass_length is not None and dataset.training:
         return int(dataset.pass_length)
     slots = RankSlots(0, config.rank, config.world_size, config.default_num_streams)
     items = {
         index: dataset.num_items(Stream(index, slots.num_streams, pass_index, estimates=estimates))
-        for index in slots.streams()
+        for index in (range(slots.num_streams) if dataset.endless else slots.streams())
     }
-    total = slots.count(items)
+    # Where epoch follows epoch, trainers that count them by this must stop at one step.
+    total = -(-sum(items.values()) // slots.world_size) if dataset.endless else slots.count(items)
     return total if dataset.pass_length is None else min(total, int(dataset.pass_length))
