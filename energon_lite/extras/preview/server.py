@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _HERE = Path(__file__).parent
 _CARDS, _MAX_TEXT, _LIMIT_SEC = 24, 20_000, 1.5
 _SELECTION = ("split", "order", "source", "q")  # stays where one goes on from a page
-_OF_ORDER = ("shuffle_buffer_size", "max_samples_per_sequence", "seed_offset")
+_OF_ORDER = ("shuffle_buffer_size", "max_samples_per_sequence", "seed_offset", "dataset_config")
 _RANGE = re.compile(r"bytes=(\d{1,15})-(\d{0,15})$")
 _KEPT = {"Cache-Control": "private, max-age=3600"}
 
@@ -63,7 +63,8 @@ class Pages:
         order = {name: run[name] for name in _OF_ORDER if name in run}
         shape = {"num_streams": run["num_streams"], "batch_size": run["batch_size"] or 1}
         self.splits = list(split_names_of(path))
-        self._path, self._split, self._slot = path, split or self.splits[0], slot
+        self._path, self._split = path, split or self.splits[0]
+        self._slot, self._has_states = slot, bool(states)
         self._encoder, self._plan_settings = encoder, {"trust": trust, **order, **shape}
         self._browser: Callable[[str], SplitBrowser] = cache(
             lambda name: SplitBrowser(path, name, trust=trust, settings=order, **shape)
@@ -73,6 +74,9 @@ class Pages:
         )
         self._sample = lru_cache(32)(lambda split, place: self._browser(split).sample(place))
         self._batch = lru_cache(8)(self._read_batch)
+        self._browser(self._split)  # errors of the data are seen before the page is
+        if encoder is not None or states:
+            self._slots(self._split)
         self._jinja = jinja2.Environment(
             loader=jinja2.FileSystemLoader(_HERE / "templates"), autoescape=True,
             undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
@@ -99,8 +103,9 @@ class Pages:
                 return page(request)
             except Exception as error:
                 logger.debug("%s", request.url.path, exc_info=True)
-                is_asked_wrong = isinstance(error, (ValueError, LookupError))
-                return self._html(request, "error", 404 if is_asked_wrong else 500, error=error)
+                # Subclasses of ValueError are of data, hooks and states.
+                is_address = type(error) in (ValueError, IndexError, KeyError)
+                return self._html(request, "error", 404 if is_address else 500, error=error)
 
         return answer
 
@@ -143,7 +148,7 @@ class Pages:
 
     def _home(self, request: Request) -> Response:
         if self._slot is None:
-            return self._go(request, "browse")
+            return self._go(request, "model" if self._has_states else "browse")
         return self._go(request, "model", slot=self._slot)
 
     def _static(self, request: Request) -> Response:
@@ -272,6 +277,8 @@ class Pages:
             views = found.items
         if found.kind in ("audio", "video"):
             return _ranged(request, *av_bytes(found.value))
+        if found.kind != "picture":
+            raise ValueError(f"{found.name} is no picture, audio or video")
         return _picture(request, found.value)
 
 
@@ -325,7 +332,7 @@ def _tone(token: Token, heaviest: float) -> int:
     return max(1, round(4 * token.weight / heaviest)) if token.weight > 0 and heaviest > 0 else 0
 
 
-def serve(pages: Pages, port: int = 0, *, browser: bool = True, ready: Any = print) -> None:
+def serve(pages: Pages, port: int, *, browser: bool, ready: Callable[[str], Any]) -> None:
     """Serves the page at 127.0.0.1 until it is interrupted.
 
     Args:
