@@ -88,6 +88,17 @@ def test_a_state_of_another_run_is_refused(tmp_path):
         SlotReader(root, "train", PackedBytes(), states, num_streams=4, batch_size=3)
 
 
+def test_a_slot_far_away_is_reached_in_several_calls(tmp_path, monkeypatch):
+    root = text_set(tmp_path, 90)
+    batches = list(islice(loader_of(root), 21))
+    reader = SlotReader(root, "train", PackedBytes(), num_streams=4, seed_offset=3, **SETTINGS)
+    monkeypatch.setattr("energon_lite.extras.preview.slots._LIMIT_SEC", -1)
+    for done in range(1, 5):
+        with pytest.raises(TimeoutError, match=f"up to {done} so far"):
+            reader.read(20)
+    assert same(reader.read(20), batches[20])
+
+
 def test_a_run_ends(tmp_path):
     root = text_set(tmp_path, 20)
     encoder = PackedBytes()
