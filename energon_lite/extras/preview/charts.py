@@ -32,7 +32,7 @@ def histogram(values: Sequence[int]) -> list[Bar]:
     """Returns a bar for each range of some whole numbers; rare large ones are in the last."""
     if not len(values):
         return []
-    top = int(np.quantile(values, 0.995)) + 1
+    top = int(np.quantile(values, 0.995, method="higher")) + 1
     low = int(np.min(values))
     step = max(1, -(-(top - low) // _NUM_BARS))
     edges = [*range(low, top, step), max(int(np.max(values)) + 1, top)]
