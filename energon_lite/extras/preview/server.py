@@ -328,11 +328,19 @@ def serve(pages: Pages, port: int, *, browser: bool, ready: Callable[[str], Any]
         port: 0 for a free one.
         browser: whether to open it in the browser.
         ready: is called with its address.
+
+    Raises:
+        OSError: The port is taken.
     """
     token = secrets.token_urlsafe(16)
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(("127.0.0.1", port))
+        try:
+            listening.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise OSError(
+                f"port {port}: {error.strerror}; leave --port out, or change it"
+            ) from None
         listening.listen()
         address = f"http://127.0.0.1:{listening.getsockname()[1]}/{token}/"
         ready(address)
