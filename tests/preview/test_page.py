@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
-from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset, stateless
+from energon_lite import Packing, WorkerConfig, get_savable_loader, get_train_dataset, stateless
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.extras.preview.server import Pages
 
@@ -317,6 +317,23 @@ def test_many_tokens_of_a_picture_are_drawn_once(tmp_path):
     assert "… 28 more …" in text
     assert text.count(": token 7,") == 2
     assert text.count(": token 2,") == 3  # with a loss each is there
+
+
+def test_tokens_of_large_batches_are_drawn_in_parts(tmp_path):
+    class Long(PackedBytes):
+        packing = Packing(capacity=6000)
+
+        @stateless
+        def encode_sample(self, sample):
+            return {"__key__": sample.__key__, "input_ids": torch.arange(3000) % 5}
+
+    site = Site(text_set(tmp_path, 9), encoder=Long(), batch_size=3)
+    text = site.get("model").text
+    assert text.count('class="t w4') == 8192 - 3 + 1  # three first tokens; the legend
+    assert text.count("Tokens from here on") == 3
+    later = site.get("model", begin=4).text
+    assert "sample-4" in text
+    assert later.count("Tokens from here on") == 4
 
 
 def test_batches_without_tokens_are_shown_by_their_fields(tmp_path):

@@ -225,6 +225,7 @@ class Pages:
         slot, view = self._batch(split, number)
         return self._html(
             request, "model", number=number, slots=slots, view=view, slot=slot,
+            begin=_whole_number(request, "begin", 0),
             facts=fields.sample_facts(slot.batch), views=fields.field_views(slot.batch),
         )  # fmt: skip
 
