@@ -80,6 +80,8 @@ def test_the_order_of_the_run_is_that_of_its_batches(tmp_path, num_streams, batc
         expected += batch.__key__
     assert keys_of(browser, entries) == expected
     assert {place.source for _, place in entries} == {0, 1}
+    with pytest.raises(ValueError, match="5,000,000"):
+        browser.place(Query("run"), 10**12)
     # From anywhere, also back.
     assert browser.place(Query("run"), 3) == entries[3][1]
 

@@ -58,6 +58,7 @@ def bmp() -> bytes:
         (bytes(3 << 20), "bytes", "3 MiB"),
         ({"a": [1, None]}, "json", "1 key"),
         ([], "json", "0 items"),
+        ({(1, 2): 3}, "list", "1 key"),
         (TURNS, "conversation", "2 turns"),
         ({"messages": TURNS}, "conversation", "2 turns"),
         ([{"from": "human", "value": "Hi"}], "conversation", "1 turn"),

@@ -28,8 +28,8 @@ from energon_lite.storage.local_paths import local_path
 
 Order = Literal["files", "run"]
 
-# Draws that are computed at a time, and characters of a value that a search looks at.
-_BLOCK, _MAX_SEARCHED = 1024, 100_000
+# Draws that are computed at a time, and at all; characters of a value that a search looks at.
+_BLOCK, _MAX_DRAWS, _MAX_SEARCHED = 1024, 5_000_000, 100_000
 
 
 class Place(NamedTuple):
@@ -170,8 +170,9 @@ class SplitBrowser:
 
     def _drawn(self, position: int) -> Place | None:
         """Returns the draw of a run at a position: its batches take turns among the streams."""
-        if self.run_error:
-            raise ValueError(self.run_error)
+        if self.run_error or position >= _MAX_DRAWS:
+            what = f"the order of the run is computed up to sample {_MAX_DRAWS:,} only"
+            raise ValueError(self.run_error or what)
         slot, row = divmod(position, self._batch_size)
         batch, stream = divmod(slot, len(self._streams))
         draw = batch * self._batch_size + row

@@ -39,12 +39,13 @@ def open_page(
 
     Args:
         path: what is shown.
-        split: the split to begin with.
+        split: the split to begin with; of several, the first.
         state: file or folder with the states of a run.
         port: of the page; 0 for a free one.
         options: of `server.Pages`, and `browser` and `ready` of `server.serve`.
     """
     shown = {name: options.pop(name) for name in ("browser", "ready")}
     states = [] if state is None else found_states([state])
-    pages = import_name(_SERVER, "Pages")(path, split, states=states, **options)
+    first = split.split(",")[0] if split else None
+    pages = import_name(_SERVER, "Pages")(path, first, states=states, **options)
     import_name(_SERVER, "serve")(pages, port, **shown)

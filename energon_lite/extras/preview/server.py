@@ -70,7 +70,7 @@ class Pages:
         self._slots: Callable[[str], SlotReader] = cache(
             lambda name: SlotReader(path, name, encoder, states, trust=trust, **run)
         )
-        self._sample = lru_cache(32)(lambda split, place: self._browser(split).sample(place))
+        self._sample = lru_cache(8)(lambda split, place: self._browser(split).sample(place))
         self._batch = lru_cache(8)(self._read_batch)
         self._browser(self._split)  # errors of the data are seen before the page is
         if encoder is not None or states:
@@ -191,10 +191,9 @@ class Pages:
         step = -1 if "back" in request.query_params else 1
         first, stop = browser.bounds(query)
         total = sum(source.num_samples for source in browser.sources)
-        is_from_here = "at" in request.query_params
-        at = (
-            _whole_number(request, "at") + step if is_from_here else randrange(first, stop or total)
-        )
+        at = randrange(first, stop or total)
+        if "at" in request.query_params:
+            at = _whole_number(request, "at") + step
         found = browser.search(query, at, 1, step=step)
         if found.entries:
             return _go(request, "sample", at=found.entries[0][0])
@@ -314,7 +313,7 @@ def _or_error(make: Callable[[], Any]) -> tuple[Any, str]:
 
 
 def _pretty(value: Any) -> str:
-    text = json.dumps(value, indent=2, ensure_ascii=False, default=fields.short_text)
+    text = json.dumps(value, indent=2, ensure_ascii=False)
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}\n… {len(text):,} characters"
 
 

@@ -289,7 +289,8 @@ def is_plain(value: Any, depth: int = 0) -> bool:
     if depth > 100:  # as deep as JSON may be that a page draws
         return False
     if isinstance(value, Mapping):
-        return all(is_plain(entry, depth + 1) for entry in value.values())
+        are_names = all(isinstance(name, (str, int)) for name in value)
+        return are_names and all(is_plain(entry, depth + 1) for entry in value.values())
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
         return all(is_plain(entry, depth + 1) for entry in value)
     return False
