@@ -27,6 +27,7 @@ ROWS: list[list[str | frozenset[str]]] = [
         "extras.stores",
         "extras.media",
         "extras.migration",
+        "extras.view",
     ],
     [
         "extras.prepare",
@@ -34,6 +35,7 @@ ROWS: list[list[str | frozenset[str]]] = [
         "extras.lengths",
         "extras.energon",
         "extras.inspect",
+        "extras.preview",
         "extras.testing",
         "extras.trainers",
     ],

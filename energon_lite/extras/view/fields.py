@@ -1,0 +1,308 @@
+"""Describes what a sample, a batch or a dict holds: the kind of each field, and a short summary.
+
+A description is plain data. A page, a terminal and a notebook draw the same one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from energon_lite.core.samples import SourceInfo
+from energon_lite.core.stacking import SERVICE_FIELDS
+from energon_lite.core.state import RestoreKey
+from energon_lite.decoding.images import image_format, image_header
+from energon_lite.decoding.part_formats import is_av
+from energon_lite.extras.media.av_decoder import AVDecoder
+from energon_lite.extras.media.media_metadata import AVMetadata, ImageMetadata
+from energon_lite.extras.view.words import counted, size_text
+
+Kind = Literal[
+    "text", "number", "picture", "audio", "video", "json", "conversation", "tensor", "list",
+    "bytes", "other",
+]  # fmt: skip
+
+# Entries of a list, or rows of a batch, that get a view each.
+MAX_ITEMS = 32
+_MAX_DEPTH = 4
+# First bytes of containers that hold sound only.
+_SOUND = (b"fLaC", b"ID3", b"OggS", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2")
+_HIDDEN = SERVICE_FIELDS | {"__shard__"}
+# The names of speaker and text in a turn of a conversation.
+_TURNS = (("role", "content"), ("from", "value"), ("sender", "text"))
+
+
+@dataclasses.dataclass(frozen=True)
+class FieldView:
+    """One field of a sample.
+
+    Attributes:
+        name: of the field, or the number of an entry of a list.
+        kind: how it is drawn. A `picture` is a tensor (C, H, W), an array (H, W, C), a Pillow
+            image or the bytes of a file; `audio` and `video` are bytes, `AVDecoder` or metadata; a
+            `conversation` is a list of turns (see `turns_of`); a `list` has `items`.
+        summary: size, shape, length or duration in a few words.
+        value: the value itself.
+        items: views of the entries of a `list`, the first `MAX_ITEMS` of them.
+    """
+
+    name: str
+    kind: Kind
+    summary: str
+    value: Any = dataclasses.field(repr=False)
+    items: tuple[FieldView, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleFacts:
+    """The service fields of a sample or batch.
+
+    Attributes:
+        type_name: name of its class.
+        keys: its key; of a batch, the keys of its samples.
+        restore_key: from this the pipeline can re-create it; empty where there is none.
+        subflavors: the tags of each sample.
+        sources: where its bytes come from.
+        loss_weights: of each sample.
+    """
+
+    type_name: str
+    keys: tuple[str, ...]
+    restore_key: RestoreKey
+    subflavors: tuple[Mapping[str, Any], ...]
+    sources: tuple[SourceInfo, ...]
+    loss_weights: tuple[float, ...]
+
+
+def fields_of(sample: Any) -> dict[str, Any]:
+    """Returns the fields of a dataclass, dict or NamedTuple by name; of others, one `value`."""
+    if isinstance(sample, Mapping):
+        return {str(name): value for name, value in sample.items()}
+    if dataclasses.is_dataclass(sample):
+        names = (field.name for field in dataclasses.fields(sample))
+        return {name: getattr(sample, name, None) for name in names}
+    if isinstance(sample, tuple) and hasattr(sample, "_asdict"):
+        return dict(sample._asdict())
+    return {"value": sample}
+
+
+def field_views(sample: Any) -> list[FieldView]:
+    """Describes the fields of a sample, a batch or a dict, without its service fields.
+
+    Pictures that are bytes are not decoded, only their headers are read.
+    """
+    fields = fields_of(sample)
+    return [view_of(name, value) for name, value in fields.items() if name not in _HIDDEN]
+
+
+def walked(views: Sequence[FieldView], path: str = "") -> Iterator[tuple[str, FieldView]]:
+    """Yields views and the views inside of them, with their paths: "0", "1", "1-0", ..."""
+    for number, view in enumerate(views):
+        yield f"{path}{number}", view
+        yield from walked(view.items, f"{path}{number}-")
+
+
+def sample_facts(sample: Any) -> SampleFacts:
+    """Returns the service fields of a sample, a batch or a dict, as far as it has them."""
+    get: Any = sample.get if isinstance(sample, Mapping) else lambda n: getattr(sample, n, None)
+    own = getattr(sample, "__keys__", None)  # of a pack
+    return SampleFacts(
+        type_name=type(sample).__name__,
+        keys=tuple(map(str, own or _as_list(get("__key__")))),
+        restore_key=tuple(get("__restore_key__") or ()),
+        subflavors=tuple(tags for tags in _as_list(get("__subflavors__")) if tags),
+        sources=tuple(s for s in get("__sources__") or () if isinstance(s, SourceInfo)),
+        loss_weights=tuple(map(float, _as_list(get("__loss_weight__")))),
+    )
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def view_of(name: str, value: Any, depth: int = 0) -> FieldView:
+    """Describes one value.
+
+    Args:
+        name: of the field.
+        value: any value.
+        depth: lists and dicts that it lies in.
+    """
+    if isinstance(value, str):
+        return FieldView(name, "text", counted(len(value), "character"), value)
+    if value is None or isinstance(value, (bool, int, float, np.generic)):
+        return FieldView(name, "number", "", value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return _bytes_view(name, bytes(value))
+    if isinstance(value, (AVDecoder, AVMetadata)):
+        return _av_view(name, value, "")
+    if isinstance(value, ImageMetadata):
+        return FieldView(name, "other", f"{value.width} x {value.height} {value.format}", value)
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return _array_view(name, value, depth)
+    if hasattr(value, "getbands") and hasattr(value, "size"):  # Pillow's
+        return FieldView(name, "picture", f"{value.size[0]} x {value.size[1]}, {value.mode}", value)
+    return _nested_view(name, value, depth)
+
+
+def turns_of(value: Any) -> list[tuple[str, Any]] | None:
+    """Returns (speaker, content) of the turns of a conversation; None if it is none.
+
+    A conversation is a list of dicts with `role` and `content` or `from` and `value`, or a dict
+    that holds one as `messages`, `conversations` or `conversation`.
+    """
+    if isinstance(value, Mapping):
+        names = ("messages", "conversations", "conversation")
+        value = next((value[name] for name in names if name in value), None)
+    if not isinstance(value, (list, tuple)) or not value:
+        return None
+    for speaker, content in _TURNS:
+        if all(isinstance(t, Mapping) and speaker in t and content in t for t in value):
+            return [(str(turn[speaker]), turn[content]) for turn in value]
+    return None
+
+
+def is_picture(value: Any) -> bool:
+    """Whether a tensor (C, H, W) or an array (H, W, C) or (H, W) can be drawn as a picture."""
+    if value.ndim == 2:
+        is_grey = isinstance(value, np.ndarray) and value.dtype == np.uint8
+        return bool(is_grey and min(value.shape) > 1)
+    axis = 0 if isinstance(value, torch.Tensor) else -1
+    if value.ndim != 3 or value.shape[axis] not in (1, 3, 4) or 0 in value.shape:
+        return False
+    dtype = str(value.dtype).removeprefix("torch.")
+    return dtype == "uint8" or dtype.startswith(("float", "bfloat"))
+
+
+def picture_size(value: Any) -> tuple[int, int] | None:
+    """Returns width and height of a picture, whose bytes are not decoded; None if it has none."""
+    if isinstance(value, bytes):
+        with suppress(ValueError, OSError):
+            return image_header(io.BytesIO(value))[:2]
+        return None
+    if not isinstance(value, (torch.Tensor, np.ndarray)):
+        return value.size  # type: ignore[no-any-return]
+    height, width = value.shape[-2:] if isinstance(value, torch.Tensor) else value.shape[:2]
+    return int(width), int(height)
+
+
+def _bytes_view(name: str, raw: bytes) -> FieldView:
+    size = size_text(len(raw), 0)
+    if image_format(raw[:32]) is not None:
+        with suppress(ValueError, OSError):
+            width, height, format_name, _ = image_header(io.BytesIO(raw))
+            return FieldView(name, "picture", f"{width} x {height} {format_name}, {size}", raw)
+    if is_av(raw[:32]) or raw[:4] == b"OggS":
+        try:
+            return _av_view(name, AVDecoder(io.BytesIO(raw)), size, raw)
+        except Exception:  # PyAV is missing, or the content is broken: a player may know better
+            is_sound = raw.startswith(_SOUND) or raw[8:12] == b"WAVE"
+            return FieldView(name, "audio" if is_sound else "video", size, raw)
+    return FieldView(name, "bytes", size, raw)
+
+
+def _av_view(name: str, value: Any, size: str, raw: bytes | None = None) -> FieldView:
+    """Describes audio or video by its metadata.
+
+    Raises:
+        Exception: The content is broken, and there are bytes to show in its place.
+    """
+    shown = value if raw is None else raw
+    try:
+        found = value.get_metadata(get_video_frame_count=False)
+    except Exception as error:
+        if raw is not None:
+            raise
+        return FieldView(name, "other", f"cannot be read: {error}"[:200], shown)
+    return FieldView(name, *_av_summary(found, size), shown)
+
+
+def _av_summary(found: AVMetadata, size: str) -> tuple[Kind, str]:
+    """Returns the kind, and size and duration as text."""
+    kind: Kind = "audio" if found.video_width is None and found.video_fps is None else "video"
+    parts = []
+    if kind == "video":
+        parts.append(f"{found.video_width} x {found.video_height}")
+        parts += [f"{found.video_duration:.1f} s"] if found.video_duration is not None else []
+        parts += [f"{found.video_fps:.3g} frames/s"] if found.video_fps is not None else []
+    if found.audio_channels is not None:
+        parts += ["with audio"] if kind == "video" else []
+        if kind == "audio" and found.audio_duration is not None:
+            parts.append(f"{found.audio_duration:.1f} s")
+        parts.append(f"{found.audio_sample_rate or 0:,} Hz")
+        parts.append(counted(found.audio_channels, "channel"))
+    return kind, ", ".join([*parts, *filter(None, [size])])
+
+
+def _array_view(name: str, value: Any, depth: int) -> FieldView:
+    shape = " x ".join(map(str, value.shape)) or "scalar"
+    summary = f"{shape}, {str(value.dtype).removeprefix('torch.')}"
+    if is_picture(value):
+        return FieldView(name, "picture", summary, value)
+    has_pictures = value.ndim > 3 and depth < _MAX_DEPTH and len(value) > 0
+    items = _item_views(enumerate(value), depth) if has_pictures else ()
+    if any(item.kind in ("picture", "list") for item in items):
+        return FieldView(name, "list", summary, value, items)
+    return FieldView(name, "tensor", summary, value)
+
+
+def _nested_view(name: str, value: Any, depth: int) -> FieldView:
+    """Describes a list, a dict, a dataclass, or anything else."""
+    turns = turns_of(value)
+    if turns is not None:
+        return FieldView(name, "conversation", counted(len(turns), "turn"), value)
+    if isinstance(value, Mapping):
+        entries: Any = value.items()
+        summary = counted(len(value), "key")
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        listed = value if isinstance(value, Sequence) else [*value]
+        entries, summary = enumerate(listed), counted(len(listed), "item")
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        entries, summary = fields_of(value).items(), type(value).__name__
+    else:
+        return FieldView(name, "other", type(value).__name__, value)
+    if is_plain(value):
+        return FieldView(name, "json", summary, value)
+    if depth >= _MAX_DEPTH:
+        return FieldView(name, "other", summary, value)
+    return FieldView(name, "list", summary, value, _item_views(entries, depth))
+
+
+def _item_views(entries: Any, depth: int) -> tuple[FieldView, ...]:
+    some = islice(entries, MAX_ITEMS)
+    return tuple(view_of(str(name), entry, depth + 1) for name, entry in some)
+
+
+def is_plain(value: Any, depth: int = 0) -> bool:
+    """Whether a value consists of texts, numbers, lists and dicts only."""
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return True
+    if depth > 100:  # as deep as JSON may be that a page draws
+        return False
+    if isinstance(value, Mapping):
+        are_names = all(isinstance(name, (str, int)) for name in value)
+        return are_names and all(is_plain(entry, depth + 1) for entry in value.values())
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return all(is_plain(entry, depth + 1) for entry in value)
+    return False
+
+
+def short_text(value: Any, limit: int = 400) -> str:
+    """Writes a value of any kind in at most about `limit` characters."""
+    if isinstance(value, str):
+        text = value
+    elif is_plain(value):
+        pieces: Iterator[str] = json.JSONEncoder(ensure_ascii=False, default=str).iterencode(value)
+        text = "".join(islice(pieces, limit))
+    else:
+        text = reprlib.repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}…"
