@@ -179,7 +179,7 @@ def _prepare(
 
 def _indexing(bar: Any, unit: str = "samples") -> Any:
     """Returns a function that draws the `Progress` of `prepare_dataset`; None without a bar."""
-    size_text = late("extras.inspect.text.size_text")
+    size_text = late("extras.view.words.size_text")
 
     def show(at: Any) -> None:
         size = f"{size_text(at.size_bytes)} of {size_text(at.total_bytes)}"

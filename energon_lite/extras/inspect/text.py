@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from energon_lite.core.tables import table_lines
+from energon_lite.extras.view.words import counted, size_text
 from energon_lite.formats.known import format_of
 from energon_lite.formats.nvmeta import DEFAULT_DATASET, META
 
@@ -21,20 +22,6 @@ if TYPE_CHECKING:
 _NO_INDEX = "; no index: every run reads the whole file first"
 _INDEXED = {True: "; indexed", False: _NO_INDEX, None: ""}
 _BAR = 32  # characters
-
-
-def counted(count: int, what: str) -> str:
-    """Writes a number of things: 1 shard, 2,000 shards."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def size_text(size: float) -> str:
-    """Writes a number of bytes with two digits and its unit."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
-        size /= 1024
-    return f"{size:.2f} TiB"
 
 
 def _amount(samples: int, shards: int) -> str:
