@@ -143,7 +143,7 @@ def test_shares_over_time_are_said_in_words(folder):
 
 def test_sources_that_repeat_stay_a_line_each(folder):
     shown = lines(train(blend(folder, 1, 1, until="all_once")))
-    assert shown[1] == "└─ Blend(exact, until each has ended)"
+    assert shown[1] == "└─ Blend(exact, until all_once)"
     assert shown[2:] == [
         "   ├─ 50.0 %  coco/train  300 samples, Repeat",
         "   └─ 50.0 %  receipts/train  24 samples, Repeat",

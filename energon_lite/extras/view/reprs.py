@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -37,29 +36,24 @@ def text_of(value: Any) -> str:
 
 
 def _item_text(item: Any) -> str:
-    name = type(item).__name__[:_MAX_TEXT]
-    parts = [*_head(item)]
-    fields, length = fields_in_repr(item), sum(map(len, parts))
-    for number, (field, value) in enumerate(fields.items()):
-        if number == _MAX_FIELDS or length > _MAX_LINE:
+    parts, fields = [*head_of(item)], fields_in_repr(item)
+    for number, (name, value) in enumerate(fields.items()):
+        if number == _MAX_FIELDS or sum(map(len, parts)) > _MAX_LINE:
             parts.append(f"and {counted(len(fields) - number, 'more field')}")
             break
-        shown = field[:_MAX_TEXT] if field.isprintable() else brief(field, 1)
+        shown = name[:_MAX_TEXT] if name.isprintable() else brief(name, 1)
         parts.append(f"{shown}: {brief(value)}")
-        length += len(parts[-1])
-    return f"{name}({', '.join(parts)})"
+    return f"{type(item).__name__[:_MAX_TEXT]}({', '.join(parts)})"
 
 
 def fields_in_repr(item: Any) -> dict[str, Any]:
     """Returns the fields of a sample, batch or dict; without service fields and those at None."""
-    if isinstance(item, Mapping):
-        found: Iterable[tuple[Any, Any]] = item.items()
-    else:
+    found: Any = item
+    if not isinstance(item, Mapping):
         names = [field.name for field in dataclasses.fields(item) if field.repr]
-        found = [(name, getattr(item, name, None)) for name in names]
+        found = {name: getattr(item, name, None) for name in names}
     hidden = SERVICE_FIELDS | (_PACK_FIELDS if is_pack(item) else set())
-    shown = ((str(name), value) for name, value in found if value is not None)
-    return {name: value for name, value in shown if name not in hidden}
+    return {str(n): value for n, value in found.items() if value is not None and n not in hidden}
 
 
 def is_pack(item: Any) -> bool:
@@ -67,24 +61,21 @@ def is_pack(item: Any) -> bool:
     return isinstance(item, (PackedSample, PackedBatch))
 
 
-def _head(item: Any) -> Iterable[str]:
+def head_of(item: Any) -> Iterator[str]:
     """Yields the key of a sample, the number of samples of a batch, and how full a pack is."""
     key = item.get("__key__") if isinstance(item, Mapping) else getattr(item, "__key__", None)
     if is_pack(item):
         yield _dimensions(item.input_ids.shape) + ("" if item.input_ids.ndim > 1 else " tokens")
         key = getattr(item, "__keys__", key)
-    if isinstance(key, (list, tuple)):
-        yield counted(len(key), "sample")
-    elif key is not None:
-        yield brief(key)
+    if key is not None:
+        yield counted(len(key), "sample") if isinstance(key, (list, tuple)) else brief(key)
     if is_pack(item):
         if item.images:
             yield counted(len(item.images), "image")
-        if item.segment_ids.device.type == "cpu":  # elsewhere it would wait for the device
-            fill = float((item.segment_ids > 0).double().mean())
-            yield f"{math.floor(fill * 1000) / 10:g} % full"
-        else:
-            yield f"on {item.segment_ids.device}"
+        device = item.segment_ids.device  # one that is not the CPU would have to be waited for
+        filled = int((item.segment_ids > 0).sum()) if device.type == "cpu" else None
+        per_mille = None if filled is None else 1000 * filled // item.segment_ids.numel()
+        yield f"on {device}" if per_mille is None else f"{per_mille / 10:g} % full"
 
 
 def brief(value: Any, depth: int = 0) -> str:
@@ -97,6 +88,7 @@ def brief(value: Any, depth: int = 0) -> str:
 
 
 def _brief(value: Any, depth: int) -> str:
+    kind = type(value).__name__[:_MAX_TEXT]
     if isinstance(value, str):
         room = _MAX_TEXT if depth == 0 else _MAX_TEXT // 3
         return repr(value if len(value) <= room else value[: room - 3] + "...")
@@ -105,30 +97,22 @@ def _brief(value: Any, depth: int) -> str:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return size_text(memoryview(value).nbytes, 1)
     if isinstance(value, (torch.Tensor, np.ndarray)):
-        dtype, device = str(value.dtype).removeprefix("torch."), str(getattr(value, "device", ""))
-        where = "" if device in ("", "cpu") else f" on {device}"
+        dtype, device = str(value.dtype).removeprefix("torch."), getattr(value, "device", "cpu")
+        where = "" if str(device) == "cpu" else f" on {device}"
         return f"{_dimensions(value.shape)} {dtype[:_MAX_TEXT]}{where}".strip()
     if isinstance(value, Lazy):
-        return f"{type(value).__name__}({brief(value.fname, 1)})"
-    if isinstance(value, (Mapping, list, tuple)) and depth < _MAX_DEPTH:
-        return _brief_entries(value, depth + 1)
-    if isinstance(value, (Mapping, list, tuple, set, frozenset)):
-        return f"{type(value).__name__[:_MAX_TEXT]} of {len(value):,}"
+        return f"{kind}({brief(value.fname, 1)})"
     if hasattr(value, "getbands"):  # Pillow's
         return f"{_dimensions(value.size[::-1])} {value.mode}"
-    return type(value).__name__[:_MAX_TEXT]
+    if not isinstance(value, (Mapping, list, tuple, set, frozenset)):
+        return kind
+    if depth == _MAX_DEPTH or isinstance(value, (set, frozenset)):
+        return f"{kind} of {len(value):,}"
+    pairs = value.items() if isinstance(value, Mapping) else ((entry,) for entry in value)
+    some = [": ".join(brief(e, depth + 1) for e in pair) for pair in islice(pairs, _MAX_ENTRIES)]
+    some += [f"and {len(value) - len(some):,} more"] if len(value) > len(some) else []
+    return f"{{{', '.join(some)}}}" if isinstance(value, Mapping) else f"[{', '.join(some)}]"
 
 
-def _brief_entries(value: Any, depth: int) -> str:
-    if isinstance(value, Mapping):
-        some = islice(value.items(), _MAX_ENTRIES)
-        shown, ends = [f"{brief(k, depth)}: {brief(v, depth)}" for k, v in some], "{}"
-    else:
-        shown, ends = [brief(entry, depth) for entry in islice(value, _MAX_ENTRIES)], "[]"
-    if len(value) > len(shown):
-        shown.append(f"and {len(value) - len(shown):,} more")
-    return f"{ends[0]}{', '.join(shown)}{ends[1]}"
-
-
-def _dimensions(shape: Iterable[int]) -> str:
+def _dimensions(shape: Any) -> str:
     return " x ".join(f"{size:,}" for size in shape)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch.utils.data import DataLoader
@@ -15,40 +14,13 @@ from energon_lite.core.user_function import UserFunction
 from energon_lite.extras.view.words import counted, size_text
 from energon_lite.order.schedules import Weights
 
-# Of more datasets side by side the first are shown; of a schedule, this many shares.
+# Of more datasets side by side the first are shown; of a schedule with more shares the ends.
 _MAX_CHILDREN, _MAX_SHARES = 10, 4
-_MAX_NAME = 80
-# Settings that users do not set or need not see, and settings whose value is clear without a name.
-_HIDDEN = {
-    "stage",
-    "of",
-    "seeded",
-    "expands",
-    "seed_offset",
-    "lengths",
-    "name",
-    "unit",
-    "end_of_data",
+# Settings that a user does not set or need not see, and settings that are clear without a name.
+_HIDDEN = {"stage", "of", "seeded", "expands", "seed_offset", "lengths", "name", "unit"} | {
+    "end_of_data"
 }
 _NAMELESS = {"blend_mode", "algorithm"}
-_UNTIL = {"first": "until one ends", "all_once": "until each has ended", "forever": ""}
-
-
-class _Node(NamedTuple):
-    """A line of the tree, with what lies below."""
-
-    text: str
-    below: Sequence[_Node] = ()
-
-    def lines(self) -> list[str]:
-        """Draws the tree."""
-        found = [self.text]
-        for number, node in enumerate(self.below):
-            is_last = number == len(self.below) - 1
-            first, *rest = node.lines()
-            found.append(f"{'└─' if is_last else '├─'} {first}")
-            found += [f"{'   ' if is_last else '│  '}{line}" for line in rest]
-        return found
 
 
 def is_tree(value: Any) -> bool:
@@ -59,59 +31,63 @@ def is_tree(value: Any) -> bool:
 def tree_lines(value: Any) -> list[str]:
     """Draws the stages of a dataset or loader, the last one first; starts and reads nothing.
 
-    Of stages that only pass items on, and of those that only call a default hook, there is no line.
+    There is no line for a stage that only passes items on, or only calls a default hook.
     """
     if isinstance(value, SavableDataset):
-        return _node(value).lines()
-    config, loader = value.worker_config, type(value).__name__
+        return _lines(value)
+    config = value.worker_config
     worker = "thread" if config.worker_type == "thread" else "worker"
-    sizes = [counted(config.num_workers, worker), counted(value.num_streams, "stream")]
-    head = f"{loader}(rank {config.rank} of {config.world_size}, {', '.join(sizes)})"
-    return _Node(head, [_node(value.dataset)]).lines()
+    sizes = f"{counted(config.num_workers, worker)}, {counted(value.num_streams, 'stream')}"
+    head = f"{type(value).__name__}(rank {config.rank} of {config.world_size}, {sizes})"
+    return _under(head, [_lines(value.dataset)])
 
 
-def _node(dataset: AnyDataset) -> _Node:
-    """Describes a dataset and all that is below; a stage without a text is passed over."""
+def _under(text: str, branches: Sequence[list[str]]) -> list[str]:
+    lines = [text]
+    for number, (first, *rest) in enumerate(branches, 1):
+        is_last = number == len(branches)
+        lines.append(f"{'└─' if is_last else '├─'} {first}")
+        lines += [f"{'   ' if is_last else '│  '}{line}" for line in rest]
+    return lines
+
+
+def _lines(dataset: AnyDataset) -> list[str]:
     children = dataset.children
-    text = _stage_text(dataset) if children else _leaf_text(dataset)
-    if len(children) == 1:
-        below = _node(children[0])
-        return _Node(text, [below]) if text else below
-    return _Node(text, _branches(dataset)) if children else _Node(text)
+    if not children:
+        return [_leaf_text(dataset)]
+    text = _stage_text(dataset)
+    if len(children) > 1:
+        return _under(text, _branches(dataset))
+    below = _lines(children[0])
+    return _under(text, [below]) if text else below
 
 
-def _branches(dataset: AnyDataset) -> list[_Node]:
-    """Describes several datasets side by side, a line each: with its share, source first."""
+def _branches(dataset: AnyDataset) -> list[list[str]]:
+    """Draws several datasets side by side, with their shares, and counts those above a limit."""
     children, shares = dataset.children, _branch_shares(dataset)
     num_shown = _MAX_CHILDREN if len(children) > _MAX_CHILDREN + 1 else len(children)
-    nodes = [_source_first(_node(child)) for child in children[:num_shown]]
-    width = max(map(len, shares[:num_shown]), default=0)
-    if shares:
-        pairs = zip(nodes, shares, strict=False)
-        nodes = [_Node(f"{share:>{width}}  {node.text}", node.below) for node, share in pairs]
+    width = max(map(len, shares[:num_shown]))
+    branches = []
+    for child, share in zip(children[:num_shown], shares, strict=False):
+        above = []
+        while len(child.children) == 1:  # the stages over a single source stand behind it
+            above.append(_stage_text(child))
+            child = child.children[0]
+        first, *below = _lines(child)
+        first = ", ".join([share.rjust(width) + first, *filter(None, above[::-1])])
+        branches.append([first, *below])
     if num_shown < len(children):
-        rest = [facts for child in children[num_shown:] for facts in child.sources()]
-        nodes.append(_Node(f"and {len(children) - num_shown:,} more  {_amount_text(rest)}"))
-    return nodes
-
-
-def _source_first(node: _Node) -> _Node:
-    """Puts the stages over a single source behind it, into its line."""
-    above = []
-    while len(node.below) == 1:
-        above.append(node.text)
-        node = node.below[0]
-    return _Node(", ".join([node.text, *reversed(above)]), node.below)
+        others = [facts for child in children[num_shown:] for facts in child.sources()]
+        branches.append([f"and {len(children) - num_shown:,} more  {_amount_text(others)}"])
+    return branches
 
 
 def _leaf_text(dataset: AnyDataset) -> str:
     sources = dataset.sources()
-    if not sources:
-        return type(dataset).__name__
-    names = " + ".join(facts.name[-_MAX_NAME:] for facts in sources)
     weights = {facts.loss_weight for facts in sources} - {1.0}
-    loss = f", loss weight {', '.join(f'{weight:g}' for weight in weights)}" if weights else ""
-    return f"{names}  {_amount_text(sources)}{loss}"
+    loss = "".join(f", loss weight {weight:g}" for weight in weights)
+    names = " + ".join(facts.name for facts in sources)
+    return f"{names}  {_amount_text(sources)}{loss}" if sources else type(dataset).__name__
 
 
 def _amount_text(sources: Sequence[SourceFacts]) -> str:
@@ -122,73 +98,61 @@ def _amount_text(sources: Sequence[SourceFacts]) -> str:
 
 def _stage_text(dataset: AnyDataset) -> str:
     """Describes a stage by its settings and the functions of the user; "" if it has neither."""
-    functions = [_function_text(f) for f in dataset.functions if not _is_default_hook(f)]
-    details = _settings(dataset)
-    ends = [child.pass_length for child in dataset.children]
-    if dataset.pass_length not in ends:
-        details.append(f"{dataset.pass_length:,} items of each rank in a pass")
-    title = type(dataset).__name__.removesuffix("Dataset").removesuffix("Lists")
+    functions = list(filter(None, map(_function_text, dataset.functions)))
+    details, length = _settings(dataset), dataset.pass_length
+    if length not in [child.pass_length for child in dataset.children]:
+        details.append(f"{length:,} items of each rank in a pass")
     if isinstance(dataset, Stage) and not details and (dataset.functions or not dataset.name):
         return ", ".join(functions)
+    title = type(dataset).__name__.removesuffix("Dataset").removesuffix("Lists")
     details += functions
     return f"{title}({', '.join(details)})" if details else title
 
 
 def _settings(dataset: AnyDataset) -> list[str]:
-    found = dataset.own_settings() if isinstance(dataset, Stage) else dataset.config()
-    title, texts = f"{found.get('stage', getattr(dataset, 'name', ''))}_", []
+    found, texts = dataset.own_settings() if isinstance(dataset, Stage) else dataset.config(), []
     for name, value in found.items():
-        if name in _HIDDEN or value is None or value is False:
+        words = name.removeprefix("batch_").replace("_", " ")
+        if name in _HIDDEN or value is None or value is False or value == "forever":
             continue
-        words = name.removeprefix(title).replace("_", " ")
-        if name == "until":
-            texts.append(_UNTIL.get(str(value), f"until {value}"))
-        elif name in _NAMELESS:
-            texts.append(str(value))
-        elif isinstance(value, dict) and all(type(entry) is int for entry in value.values()):
+        if isinstance(value, dict) and all(type(entry) is int for entry in value.values()):
             texts.append(f"{words} {', '.join(f'{entry:,} {of}' for of, entry in value.items())}")
         elif isinstance(value, (bool, int, float, str)):
-            number = f"{value:,}" if type(value) is int else str(value)[:_MAX_NAME]
-            texts.append(words if value is True else f"{words} {number}")
-    return [text for text in texts if text]
-
-
-def _is_default_hook(function: UserFunction) -> bool:
-    module = getattr(function.function, "__module__", None) or ""
-    return module.startswith("energon_lite.task_encoder")
+            number = f"{value:,}" if type(value) is int else str(value)
+            texts.append(
+                words if value is True else number if name in _NAMELESS else f"{words} {number}"
+            )
+    return texts
 
 
 def _function_text(user_function: UserFunction) -> str:
-    """Names a hook and its task encoder, or what stands for it and the function."""
+    """Names a hook and its task encoder, or a function; "" for a default hook."""
     function = user_function.function
+    if (getattr(function, "__module__", "") or "").startswith("energon_lite.task_encoder"):
+        return ""
     owner = getattr(function, "__self__", None)
-    is_hook = owner is not None and not isinstance(owner, type)
     name = getattr(function, "__qualname__", type(function).__qualname__)
-    of = type(owner).__name__ if is_hook else name.replace("<locals>.", "")
-    return f"{user_function.name} ({of[-_MAX_NAME:]})"
+    return f"{user_function.name} ({name if owner is None else type(owner).__name__})"
 
 
 def _branch_shares(dataset: AnyDataset) -> list[str]:
-    """Returns the share of each dataset in a blend, also over time; nothing of others."""
+    """Returns the share of each dataset in a blend, also over time; of others "" for each."""
     weights = vars(dataset).get("weights")
     if not isinstance(weights, Weights):
-        return []
+        return [""] * len(dataset.children)
     places = np.unique([0.0, *weights.breaks.tolist()])
-    with suppress(ValueError):  # all weights are 0 there
-        return [_share_text(row, places) for row in weights.at(places).T.tolist()]
-    return ["scheduled"] * weights.num_leaves
+    try:
+        return [f"{_share_text(row, places)}  " for row in weights.at(places).T.tolist()]
+    except ValueError:  # all weights are 0 there
+        return ["scheduled  "] * weights.num_leaves
 
 
-def _share_text(shares: list[float], places: Any) -> str:
-    steps = [
-        (share, place)
-        for share, before, place in zip(shares, [None, *shares], places.tolist(), strict=False)
-        if before is None or abs(share - before) > 1e-9
-    ]
+def _share_text(shares: Sequence[float], places: Any) -> str:
+    edges = [i for i, share in enumerate(shares) if not i or abs(share - shares[i - 1]) > 1e-9]
     # Of a thousand sources, some have a share of 0.0002 %.
-    texts = [f"{100 * s:.1f} %" if s > 5e-4 or s == 0 else f"{100 * s:.1g} %" for s, _ in steps]
-    if len(texts) == 1:
-        return texts[0]
+    texts = [f"{100 * s:.1f} %" if s > 5e-4 or not s else f"{100 * s:.1g} %" for s in shares]
+    texts = [texts[edge] for edge in edges]
     if len(texts) > _MAX_SHARES:
         texts[_MAX_SHARES - 2 : -1] = ["..."]
-    return f"{' → '.join(texts)} over {steps[-1][1]:,.0f} samples"
+    over = f" over {places[edges[-1]]:,.0f} samples" if len(edges) > 1 else ""
+    return f"{' → '.join(texts)}{over}"
