@@ -172,3 +172,13 @@ def _described(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
         },
         "problem": problem,
     }
+
+
+def states_at(path: Path) -> list[dict[str, Any]]:
+    """Returns the states in a file, or in the files of a folder; see `checkpoint_info`.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        StateError: It holds no state of this library.
+    """
+    return [state for file in _files_with_states(path) for state in _states_in(file)]

@@ -103,6 +103,13 @@ def field_views(sample: Any) -> list[FieldView]:
     return [view_of(name, value) for name, value in fields.items() if name not in _HIDDEN]
 
 
+def walked(views: Sequence[FieldView], path: str = "") -> Iterator[tuple[str, FieldView]]:
+    """Yields views and the views inside of them, with their paths: "0", "1", "1-0", ..."""
+    for number, view in enumerate(views):
+        yield f"{path}{number}", view
+        yield from walked(view.items, f"{path}{number}-")
+
+
 def sample_facts(sample: Any) -> SampleFacts:
     """Returns the service fields of a sample, a batch or a dict, as far as it has them."""
     get: Any = sample.get if isinstance(sample, Mapping) else lambda n: getattr(sample, n, None)
@@ -173,6 +180,18 @@ def is_picture(value: Any) -> bool:
         return False
     dtype = str(value.dtype).removeprefix("torch.")
     return dtype == "uint8" or dtype.startswith(("float", "bfloat"))
+
+
+def picture_size(value: Any) -> tuple[int, int] | None:
+    """Returns width and height of a picture, whose bytes are not decoded; None if it has none."""
+    if isinstance(value, bytes):
+        with suppress(ValueError, OSError):
+            return image_header(io.BytesIO(value))[:2]
+        return None
+    if not isinstance(value, (torch.Tensor, np.ndarray)):
+        return value.size  # type: ignore[no-any-return]
+    height, width = value.shape[-2:] if isinstance(value, torch.Tensor) else value.shape[:2]
+    return int(width), int(height)
 
 
 def _bytes_view(name: str, raw: bytes) -> FieldView:

@@ -1,0 +1,148 @@
+"""Numbers of the charts: shares over time, epochs, histograms, fill of packs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from energon_lite.extras.inspect.forecast import Plan
+from energon_lite.extras.preview.browse import Query, SplitBrowser
+from energon_lite.extras.preview.slots import SlotReader
+from energon_lite.extras.view.fields import field_views, picture_size, walked
+from energon_lite.extras.view.segments import batch_view
+
+_NUM_BARS, _NUM_SAMPLES, _NUM_BATCHES = 20, 400, 12
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar: `share` is its length in 0..1, `text` its value."""
+
+    label: str
+    share: float
+    text: str
+
+
+@dataclass(frozen=True)
+class ShareLine:
+    """The share of a source over the steps of a run, as points (x, y) in 0..100, y downwards.
+
+    Attributes:
+        source: its name.
+        asked: by the weights.
+        predicted: by the order of the run; empty where it is not known.
+        text: shares at the start and at the end.
+    """
+
+    source: str
+    asked: str
+    predicted: str
+    text: str
+
+
+def share_lines(plan: Plan) -> list[ShareLine]:
+    """Returns the shares of a planned run."""
+    lines = []
+    for source in plan.sources:
+        asked = [interval.target.get(source.name, 0.0) for interval in plan.intervals]
+        known = [interval.actual for interval in plan.intervals if interval.actual is not None]
+        predicted = [actual.get(source.name, 0.0) for actual in known]
+        text = f"{asked[0]:.1%} to {asked[-1]:.1%}" if asked else ""
+        lines.append(ShareLine(source.name, _points(plan, asked), _points(plan, predicted), text))
+    return lines
+
+
+def _points(plan: Plan, shares: Sequence[float]) -> str:
+    scale = 100 / max(1, plan.steps)
+    pairs = zip(plan.intervals, shares, strict=False)
+    points = [(x * scale, share) for own, share in pairs for x in (own.start, own.stop)]
+    return " ".join(f"{x:.2f},{100 - 100 * share:.2f}" for x, share in points)
+
+
+def epochs(plan: Plan) -> list[Bar]:
+    """Returns how often a planned run reads each sample of its sources."""
+    texts = [
+        "known to the run only" if s.epochs is None else f"{s.epochs:,.2f}" for s in plan.sources
+    ]
+    return bars(
+        (s.name, s.epochs or 0.0, text) for s, text in zip(plan.sources, texts, strict=True)
+    )
+
+
+def bars(rows: Iterable[tuple[str, float, str]]) -> list[Bar]:
+    """Returns bars of (label, value, text), the largest of which has the whole length."""
+    found = list(rows)
+    largest = max((value for _, value, _ in found), default=0) or 1
+    return [Bar(label, value / largest, text) for label, value, text in found]
+
+
+def histogram(values: Sequence[int]) -> list[Bar]:
+    """Returns a bar for each range of some whole numbers; rare large ones are in the last."""
+    if not len(values):
+        return []
+    top = int(np.quantile(values, 0.995)) + 1
+    low = int(np.min(values))
+    step = max(1, -(-(top - low) // _NUM_BARS))
+    edges = [*range(low, top, step), max(int(np.max(values)) + 1, top)]
+    counts, _ = np.histogram(values, edges)
+    labels = [f"{a:,}" if b == a + 1 else f"{a:,}–{b - 1:,}" for a, b in pairwise(edges)]
+    return bars(
+        (label, float(n), f"{n:,}") for label, n in zip(labels, counts.tolist(), strict=True)
+    )
+
+
+def sizes(browser: SplitBrowser, limit_sec: float) -> tuple[int, dict[str, list[Bar]]]:
+    """Returns histograms of texts and pictures, of samples that are spread evenly over a split.
+
+    Args:
+        browser: the split.
+        limit_sec: after so long, the samples that were read are enough.
+
+    Returns:
+        The number of samples, and the histograms by field and unit.
+    """
+    end, (_, stop) = monotonic() + limit_sec, browser.bounds(Query())
+    found: dict[str, list[int]] = {}
+    spread = np.unique(np.linspace(0, (stop or 1) - 1, _NUM_SAMPLES, dtype=np.int64))
+    # Shuffled, those that were read when the time is over are spread, too.
+    number = 0
+    for position in np.random.default_rng(0).permutation(spread).tolist():
+        number += 1
+        place = browser.place(Query(), position)
+        with suppress(Exception):  # a broken sample has no sizes
+            for _, view in walked(field_views(browser.sample(place)) if place else []):
+                if view.kind == "text":
+                    found.setdefault(f"{view.name}: characters", []).append(len(view.value))
+                elif view.kind == "picture" and (size := picture_size(view.value)):
+                    name = f"{view.name}: longest edge in pixels"
+                    found.setdefault(name, []).append(max(size))
+        if monotonic() > end:
+            break
+    return number, {name: histogram(values) for name, values in found.items()}
+
+
+def fills(slots: SlotReader, encoder: Any, limit_sec: float) -> list[Bar]:
+    """Returns the fill of the rows of the first batches of a run.
+
+    Args:
+        slots: the run.
+        encoder: its task encoder.
+        limit_sec: after so long, the batches that were made are enough.
+    """
+    found: list[Bar] = []
+    end = monotonic() + limit_sec
+    for number in range(slots.first, slots.first + _NUM_BATCHES):
+        if monotonic() > end or (slot := slots.read(number)) is None:
+            break
+        rows = batch_view(slot.batch, slot.restore_key, encoder).rows
+        found += [
+            Bar(f"slot {number}.{i}", row.fill, f"{row.fill:.1%}")
+            for i, row in enumerate(rows, 1)
+        ]
+    return found

@@ -1,0 +1,347 @@
+"""The page: what each address shows, and the server for this machine."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import socket
+import webbrowser
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+from random import randrange
+from typing import Any
+from urllib.parse import urlencode
+
+import jinja2
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from energon_lite.extras.inspect.forecast import plan
+from energon_lite.extras.preview import charts
+from energon_lite.extras.preview.browse import Order, Place, Query, SplitBrowser, split_names_of
+from energon_lite.extras.preview.guard import Guard
+from energon_lite.extras.preview.slots import Slot, SlotReader, saved_settings
+from energon_lite.extras.view import fields
+from energon_lite.extras.view.media_bytes import av_bytes, picture_bytes
+from energon_lite.extras.view.segments import BatchView, Token, batch_view
+
+logger = logging.getLogger(__name__)
+
+_HERE = Path(__file__).parent
+_CARDS, _MAX_TEXT, _LIMIT_SEC = 24, 20_000, 1.5
+_SELECTION = ("split", "order", "source", "q")  # stays where one goes on from a page
+_OF_ORDER = ("shuffle_buffer_size", "max_samples_per_sequence", "seed_offset")
+_RANGE = re.compile(r"bytes=(\d{1,15})-(\d{0,15})$")
+_KEPT = {"Cache-Control": "private, max-age=3600"}
+
+
+class Pages:
+    """Answers the requests.
+
+    Args:
+        path: a prepared folder, a file of samples or a metadataset.
+        split: the split to begin with; None for the first.
+        trust: whether code that the dataset names may run.
+        encoder: the task encoder for batches; None for the default.
+        states: of the ranks of a run, whose batches are shown.
+        slot: the batch to begin with; None to begin with the samples.
+        settings: of the run, as of `SlotReader`; None for those of the states, or defaults.
+    """
+
+    def __init__(
+        self, path: str, split: str | None = None, *, trust: bool | None = None,
+        encoder: Any = None, states: Sequence[Any] = (), slot: int | None = None, **settings: Any,
+    ) -> None:  # fmt: skip
+        own = {name: value for name, value in settings.items() if value is not None}
+        run = {"num_streams": 1, "batch_size": 1, **saved_settings(states), **own}
+        order = {name: run[name] for name in _OF_ORDER if name in run}
+        shape = {"num_streams": run["num_streams"], "batch_size": run["batch_size"] or 1}
+        self.splits = list(split_names_of(path))
+        self._path, self._split, self._slot = path, split or self.splits[0], slot
+        self._encoder, self._plan_settings = encoder, {"trust": trust, **order, **shape}
+        self._browser: Callable[[str], SplitBrowser] = cache(
+            lambda name: SplitBrowser(path, name, trust=trust, settings=order, **shape)
+        )
+        self._slots: Callable[[str], SlotReader] = cache(
+            lambda name: SlotReader(path, name, encoder, states, trust=trust, **run)
+        )
+        self._sample = lru_cache(32)(lambda split, place: self._browser(split).sample(place))
+        self._batch = lru_cache(8)(self._read_batch)
+        self._jinja = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(_HERE / "templates"), autoescape=True,
+            undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        )  # fmt: skip
+        self._jinja.filters.update(
+            pretty=_pretty, turns=fields.turns_of, short=fields.short_text, tone=_tone
+        )
+
+    def app(self, token: str) -> Guard:
+        """Returns the application, for requests whose paths begin with the token."""
+        pages: dict[str, Callable[[Request], Response]] = {
+            "": self._home, "browse": self._browse, "sample": self._show, "step": self._step,
+            "random": self._random, "jump": self._jump, "model": self._model,
+            "charts": self._charts, "media": self._media, "static/{name}": self._static,
+        }  # fmt: skip
+        routes = [Route(f"/{name}", self._answered(page)) for name, page in pages.items()]
+        return Guard(Starlette(routes=routes), token)
+
+    def _answered(self, page: Callable[[Request], Response]) -> Callable[[Request], Response]:
+        """Returns an endpoint that shows errors: of data, of hooks, and of addresses."""
+
+        def answer(request: Request) -> Response:
+            try:
+                return page(request)
+            except Exception as error:
+                logger.debug("%s", request.url.path, exc_info=True)
+                is_asked_wrong = isinstance(error, (ValueError, LookupError))
+                return self._html(request, "error", 404 if is_asked_wrong else 500, error=error)
+
+        return answer
+
+    def _html(self, request: Request, page: str, status: int = 200, **values: Any) -> Response:
+        given, base = request.query_params, request.scope["base"]
+        chosen = {name: given[name] for name in _SELECTION if given.get(name)}
+
+        def link(target: str, **more: Any) -> str:
+            query = {n: v for n, v in {**chosen, **more}.items() if v not in (None, "")}
+            return f"{base}/{target}?{urlencode(query, errors='replace')}"
+
+        text = self._jinja.get_template(f"{page}.html").render(
+            base=base, link=link, page=page, chosen=chosen, title=Path(self._path).name,
+            splits=self.splits, split=given.get("split") or self._split, **values,
+        )  # fmt: skip
+        return HTMLResponse(text.encode(errors="replace"), status)
+
+    def _asked(self, request: Request) -> tuple[str, SplitBrowser, Query]:
+        """Returns the split and the samples that a request selects.
+
+        Raises:
+            ValueError: There is no such split or source.
+        """
+        given = request.query_params
+        split = given.get("split") or self._split
+        if split not in self.splits:
+            raise ValueError(f"there is no split {split!r}; there are {', '.join(self.splits)}")
+        browser = self._browser(split)
+        source = _number(request, "source") if given.get("source") else None
+        if source is not None and source >= len(browser.sources):
+            raise ValueError(f"there is no source {source}")
+        order: Order = "run" if given.get("order") == "run" else "files"
+        return split, browser, Query(order, source, given.get("q", "")[:1000])
+
+    def _go(self, request: Request, target: str, **more: Any) -> Response:
+        given = request.query_params
+        query = {**{name: given[name] for name in _SELECTION if given.get(name)}, **more}
+        address = f"{request.scope['base']}/{target}?{urlencode(query, errors='replace')}"
+        return RedirectResponse(address, 303)
+
+    def _home(self, request: Request) -> Response:
+        if self._slot is None:
+            return self._go(request, "browse")
+        return self._go(request, "model", slot=self._slot)
+
+    def _static(self, request: Request) -> Response:
+        files = {path.name: path for path in (_HERE / "static").iterdir()}
+        return FileResponse(files[request.path_params["name"]], headers=_KEPT)
+
+    # ------------------------------------------------------------------ samples
+
+    def _browse(self, request: Request) -> Response:
+        split, browser, query = self._asked(request)
+        first, stop = browser.bounds(query)
+        at = _number(request, "at", first)
+        found = browser.search(query, at, _CARDS)
+        before = browser.search(query, at - 1, _CARDS, step=-1, limit_sec=0.2).entries
+        return self._html(
+            request, "browse", browser=browser, query=query, at=at, first=first, stop=stop,
+            cards=[self._card(split, *entry) for entry in found.entries], next=found.next,
+            before=before[-1][0] if before else None,
+        )  # fmt: skip
+
+    def _card(self, split: str, position: int, place: Place) -> dict[str, Any]:
+        """Returns what a template shows of a sample: its fields, or why it cannot be read."""
+        card: dict[str, Any] = {
+            "position": position, "place": place, "error": "", "facts": None, "views": [],
+            "picture": None, "text": "",
+        }  # fmt: skip
+        try:
+            sample = self._sample(split, place)
+            views = fields.field_views(sample)
+            first: dict[str, tuple[str, Any]] = {}  # by kind
+            for path, view in fields.walked(views):
+                first.setdefault(view.kind, (path, view.value))
+            turns = fields.turns_of(first.get("conversation", ("", None))[1]) or [("", "")]
+            card |= {
+                "facts": fields.sample_facts(sample), "views": views,
+                "picture": first["picture"][0] if "picture" in first else None,
+                "text": first["text"][1] if "text" in first else turns[0][1],
+            }  # fmt: skip
+        except Exception as error:
+            notes = getattr(error, "__notes__", ())
+            card["error"] = "\n".join([f"{type(error).__name__}: {error}", *notes])
+        return card
+
+    def _show(self, request: Request) -> Response:
+        split, browser, query = self._asked(request)
+        position = _number(request, "at", browser.bounds(query)[0])
+        place = browser.place(query, position)
+        if place is None:
+            raise ValueError(f"there is no sample at {position:,}")
+        card, source = self._card(split, position, place), browser.sources[place.source]
+        first, stop = browser.bounds(query)
+        return self._html(
+            request, "sample", card=card, source=source, query=query, first=first, stop=stop
+        )
+
+    def _step(self, request: Request) -> Response:
+        step = -1 if "back" in request.query_params else 1
+        return self._go_from(request, _number(request, "at") + step, step)
+
+    def _random(self, request: Request) -> Response:
+        _, browser, query = self._asked(request)
+        first, stop = browser.bounds(query)
+        total = sum(source.num_samples for source in browser.sources)
+        return self._go_from(request, randrange(first, stop or total), 1)
+
+    def _go_from(self, request: Request, start: int, step: int) -> Response:
+        """Goes to the first sample that fits, from a position on; else to the list from there."""
+        _, browser, query = self._asked(request)
+        found = browser.search(query, start, 1, step=step)
+        if found.entries:
+            return self._go(request, "sample", at=found.entries[0][0])
+        return self._go(request, "browse", at=max(0, start if found.next is None else found.next))
+
+    def _jump(self, request: Request) -> Response:
+        """Goes to the sample of a key; where no index knows it, searches for it."""
+        _, browser, _ = self._asked(request)
+        key = request.query_params.get("key", "")
+        place = browser.find(key)
+        if place is None:
+            return self._go(request, "browse", q=key)
+        chosen = {"order": "files", "source": "", "q": ""}
+        return self._go(request, "sample", **chosen, at=browser.position(place))
+
+    # ------------------------------------------------------------------ batches, charts, media
+
+    def _read_batch(self, split: str, number: int) -> tuple[Slot, BatchView]:
+        slot = self._slots(split).read(number)
+        if slot is None:
+            raise ValueError(f"the run ends before slot {number:,}")
+        return slot, batch_view(slot.batch, slot.restore_key, self._encoder)
+
+    def _model(self, request: Request) -> Response:
+        split, _, _ = self._asked(request)
+        slots = self._slots(split)
+        number = _number(request, "slot", slots.first)
+        slot, view = self._batch(split, number)
+        return self._html(
+            request, "model", number=number, slots=slots, view=view, slot=slot,
+            facts=fields.sample_facts(slot.batch), views=fields.field_views(slot.batch),
+        )  # fmt: skip
+
+    def _charts(self, request: Request) -> Response:
+        split, browser, _ = self._asked(request)
+        steps, run = max(1, _number(request, "steps", 1000)), self._plan_settings
+        forecast = _or_error(lambda: plan(self._path, steps=steps, split_part=split, **run))
+        return self._html(
+            request, "charts", steps=steps, forecast=forecast, charts=charts,
+            sizes=_or_error(lambda: charts.sizes(browser, _LIMIT_SEC)),
+            fills=_or_error(lambda: charts.fills(self._slots(split), self._encoder, _LIMIT_SEC)),
+        )  # fmt: skip
+
+    def _media(self, request: Request) -> Response:
+        """Returns a picture, a recording or a video of a sample or of a batch."""
+        split, given = self._asked(request)[0], request.query_params
+        if "picture" in given:
+            _, view = self._batch(split, _number(request, "slot"))
+            return _picture(request, view.pictures[_number(request, "picture")])
+        if "slot" in given:
+            sample = self._batch(split, _number(request, "slot"))[0].batch
+        else:
+            place = Place(*(_number(request, name) for name in ("of", "number", "epoch")))
+            sample = self._sample(split, place)
+        views: Sequence[fields.FieldView] = fields.field_views(sample)
+        for entry in given.get("field", "").split("-"):
+            found = views[int(entry) if entry.isdecimal() else len(views)]
+            views = found.items
+        if found.kind in ("audio", "video"):
+            return _ranged(request, *av_bytes(found.value))
+        return _picture(request, found.value)
+
+
+def _picture(request: Request, value: Any) -> Response:
+    edge = min(_number(request, "edge", 0), 4096) or None
+    content, media_type = picture_bytes(value, edge)
+    return Response(content, media_type=media_type, headers=_KEPT)
+
+
+def _ranged(request: Request, content: bytes, media_type: str) -> Response:
+    """Returns the part of a recording that a player asks for, to jump without loading all of it."""
+    headers, total = {"Accept-Ranges": "bytes"}, len(content)
+    found = _RANGE.match(request.headers.get("range", ""))
+    if found is None:
+        return Response(content, media_type=media_type, headers=headers)
+    start = int(found[1])
+    stop = min(total, int(found[2]) + 1 if found[2] else total)
+    if start >= stop:
+        return Response(status_code=416, headers={"Content-Range": f"bytes */{total}"})
+    headers["Content-Range"] = f"bytes {start}-{stop - 1}/{total}"
+    return Response(content[start:stop], 206, media_type=media_type, headers=headers)
+
+
+def _number(request: Request, name: str, default: int | None = None) -> int:
+    """Returns a whole number of an address.
+
+    Raises:
+        ValueError: It is none, or not there.
+    """
+    text = request.query_params.get(name, "" if default is None else str(default))
+    if not (text.isascii() and text.isdecimal() and len(text) <= 15):
+        raise ValueError(f"{name}={text!r:.40} is no whole number")
+    return int(text)
+
+
+def _or_error(make: Callable[[], Any]) -> tuple[Any, str]:
+    """Returns what a function makes, or why it cannot."""
+    try:
+        return make(), ""
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"
+
+
+def _pretty(value: Any) -> str:
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=fields.short_text)
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}\n… {len(text):,} characters"
+
+
+def _tone(token: Token, heaviest: float) -> int:
+    """Returns the shade of a token in 0..4: how much its loss counts."""
+    return max(1, round(4 * token.weight / heaviest)) if token.weight > 0 and heaviest > 0 else 0
+
+
+def serve(pages: Pages, port: int = 0, *, browser: bool = True, ready: Any = print) -> None:
+    """Serves the page at 127.0.0.1 until it is interrupted.
+
+    Args:
+        pages: the page.
+        port: 0 for a free one.
+        browser: whether to open it in the browser.
+        ready: is called with its address.
+    """
+    token = secrets.token_urlsafe(16)
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", port))
+        listening.listen()
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}/{token}/"
+        ready(address)
+        if browser:
+            webbrowser.open(address)
+        config = uvicorn.Config(pages.app(token), log_level="warning", server_header=False)
+        uvicorn.Server(config).run([listening])
