@@ -427,6 +427,19 @@ def checkpoint_info(
     print_report(report, "checkpoint_text", as_json)
 
 
+@checkpoint_app.command("diff")
+def checkpoint_diff(
+    first: Path = Argument(metavar="A", help="A state, or a folder of a trainer."),
+    second: Path = Argument(metavar="B", help="Another one."),
+    as_json: bool = options.AS_JSON,
+) -> None:
+    """Reports which settings, places and counts of two states differ; exit code 1 if any does."""
+    with errors_as_text():
+        report = late("extras.inspect.checkpoints.checkpoint_diff")(first, second)
+    print_report(report, "diff_text", as_json)
+    raise typer.Exit(int(any(report[name] for name in ("settings", "places", "counts"))))
+
+
 @app.command()
 def mount(
     path: Path = options.DATASET_PATH,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _NO_INDEX = "; no index: every run reads the whole file first"
 _INDEXED = {True: "; indexed", False: _NO_INDEX, None: ""}
 _BAR = 32  # characters
+_LISTED_DIFFERENCES = 40
 
 
 def _amount(samples: int, shards: int) -> str:
@@ -82,6 +83,24 @@ def checkpoint_text(report: Mapping[str, Any]) -> Iterator[str]:
         for name, row in state["sources"].items():
             read = f"{row['samples']:,} samples read (also into buffers)"
             yield f"    {name}: {read}, {row['skipped']:,} skipped"
+
+
+def diff_text(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what `checkpoint_diff` found."""
+    yield f"A: {report['a']}\nB: {report['b']}"
+    lines = {"settings": report["settings"]}
+    for name in ("places", "counts"):
+        rows = [(row["what"], row["a"], row["b"]) for row in report[name]]
+        known = [
+            (what, *("none" if v is None else f"{v:,}" if type(v) is int else v for v in own))
+            for what, *own in rows
+        ]
+        lines[name] = [f"{what}: {a} in A, {b} in B" for what, a, b in known]
+    for name, found in lines.items():
+        yield f"{name}: {'differ' if found else 'equal'}"
+        yield from (f"  {line}" for line in found[:_LISTED_DIFFERENCES])
+        if len(found) > _LISTED_DIFFERENCES:
+            yield f"  and {len(found) - _LISTED_DIFFERENCES:,} more (all of them with --json)"
 
 
 def info_text(report: Mapping[str, Any]) -> Iterator[str]:

@@ -142,7 +142,6 @@ def fills(slots: SlotReader, encoder: Any, limit_sec: float) -> list[Bar]:
             break
         rows = batch_view(slot.batch, slot.restore_key, encoder).rows
         found += [
-            Bar(f"slot {number}.{i}", row.fill, f"{row.fill:.1%}")
-            for i, row in enumerate(rows, 1)
+            Bar(f"slot {number}.{i}", row.fill, f"{row.fill:.1%}") for i, row in enumerate(rows, 1)
         ]
     return found
