@@ -208,7 +208,7 @@ def checkpoint_diff(first: Path, second: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: There is no such file.
-        StateError: A file or folder holds no state, an invalid one, or those of several checkpoints.
+        StateError: One holds no state, an invalid one, or states of several runs.
     """
     (old_config, *old), (new_config, *new) = map(_run_contents, (first, second))
     found = Comparison(old_config, new_config)
@@ -253,10 +253,10 @@ def _run_contents(path: Path) -> tuple[Any, dict[str, Any], dict[str, Any]]:
             if index not in streams or snapshot["items"] > streams[index]["items"]:
                 streams[index] = snapshot  # of ranks that run one stream, the one that is ahead
     configs = (decompressed(state.get("config"), "config") for state in states.values())
-    return next(filter(None, configs), None), _places(streams), counts
+    return next(filter(None, configs), None), _stream_places(streams), counts
 
 
-def _places(streams: Mapping[str, Any]) -> dict[str, Any]:
+def _stream_places(streams: Mapping[str, Any]) -> dict[str, Any]:
     """Returns how far each source is in all streams together, and what else streams stand at."""
     places: dict[str, Any] = {}
     for index, snapshot in sorted(streams.items(), key=lambda pair: int(pair[0])):

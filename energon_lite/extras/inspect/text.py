@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from energon_lite.core.tables import table_lines
+from energon_lite.extras.view.stage_tree import share_text
 from energon_lite.extras.view.words import counted, size_text
 from energon_lite.formats.known import format_of
 from energon_lite.formats.nvmeta import DEFAULT_DATASET, META
@@ -151,7 +152,19 @@ def _metadataset_lines(splits: Mapping[str, Sequence[Mapping[str, Any]]]) -> Ite
             if text is None:
                 amount = _amount(source["samples"], source["shards"])
                 text = f"{amount}, part {source['split_part']!r} of {source['path']}"
+                text += "".join(_blended_parts(source))
             yield f"    {source['name']}: {text}"
+
+
+def _blended_parts(source: Mapping[str, Any]) -> Iterator[str]:
+    if "shares" in source:
+        places, shares = zip(*source["shares"], strict=True)
+        unit = " of tokens" if source["unit"] == "tokens" else ""
+        yield f"; target share{unit} {share_text(shares, places)}"
+    if "loss_weight" in source:
+        yield f"; loss weight {source['loss_weight']:g}"
+    if "tokens" in source:
+        yield f"; {counted(source['tokens'], 'token')}"
 
 
 def lint_text(report: LintReport) -> Iterator[str]:
