@@ -23,6 +23,7 @@ from energon_lite.order.schedules import Schedule
 from energon_lite.stages.blend import BlendDataset
 
 from ..helpers import metadataset, text_set
+from ..laws.test_laws import CASES, indexed_texts
 
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
 
@@ -181,3 +182,14 @@ def test_a_dataset_that_cannot_be_described_has_a_repr(folder):
     source = train(folder / "receipts", batch_size=None)
     assert "├─ scheduled  receipts/train" in repr(BlendDataset((source, dead), (source, dead)))
     assert repr(Named(source, double)) == "my own"
+
+
+def test_every_dataset_has_a_tree(tmp_path):
+    root, number = indexed_texts(tmp_path), 0
+    for kind, cases in CASES.items():
+        for case in cases:
+            dataset, number = case(root), number + 1
+            shown = repr(dataset)
+            assert " object at " not in shown, kind.__name__
+            assert all(facts.name in shown for facts in dataset.sources())
+    assert number > 100
