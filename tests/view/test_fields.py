@@ -55,13 +55,13 @@ def bmp() -> bytes:
         (bmp(), "picture", "5 x 4 BMP, 118 B"),
         (b"\xff\xd8\xff no picture", "bytes", "14 B"),
         (b"", "bytes", "0 B"),
-        (bytes(3 << 20), "bytes", "3,072 KiB"),
+        (bytes(3 << 20), "bytes", "3 MiB"),
         ({"a": [1, None]}, "json", "1 key"),
-        ([], "json", "0 entries"),
+        ([], "json", "0 items"),
         (TURNS, "conversation", "2 turns"),
         ({"messages": TURNS}, "conversation", "2 turns"),
         ([{"from": "human", "value": "Hi"}], "conversation", "1 turn"),
-        ([torch.zeros(3, 2, 2), "text"], "list", "2 entries"),
+        ([torch.zeros(3, 2, 2), "text"], "list", "2 items"),
         (torch.zeros(2, 3, 4, 4), "list", "2 x 3 x 4 x 4, float32"),
         (torch.zeros(2, 5, 4, 4), "tensor", "2 x 5 x 4 x 4, float32"),
         (object, "other", "type"),
@@ -105,7 +105,7 @@ def test_facts_of_a_batch_list_its_samples():
 def test_lists_are_described_up_to_a_number_and_a_depth():
     view = view_of("x", [torch.zeros(3, 2, 2)] * (MAX_ITEMS + 5))
     assert len(view.items) == MAX_ITEMS
-    assert view.summary == f"{MAX_ITEMS + 5} entries"
+    assert view.summary == f"{MAX_ITEMS + 5} items"
     deep = object()
     for _ in range(1000):
         deep = [deep]

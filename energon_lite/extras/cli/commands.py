@@ -266,14 +266,41 @@ def lint(
 
 @app.command()
 def preview(
-    path: Path = options.DATASET_PATH,
-    split_parts: str = Option("train", help="Parts to show, such as train,val."),
+    path: Path = options.DATA_PATH,
+    split_parts: str | None = Option(
+        None, "--split", "--split-parts", help="Split; in the terminal several: train,val."
+    ),
     dataset_config: str | None = options.DATASET_CONFIG,
     trust: bool | None = options.TRUST,
+    encoder: str | None = Option(None, "--with", help="module:Class of the task encoder."),
+    batch_size: int | None = Option(None, min=1, help="Samples, or packs, of a batch."),
+    state: Path | None = Option(None, help="State of a run, or a trainer's folder with it."),
+    slot: int | None = Option(None, min=0, help="Batch of the run to begin with."),
+    port: int | None = Option(None, min=0, max=65535, help="Of the page.  [default: a free one]"),
+    browser: bool = Option(True, help="Whether to open the page in the browser."),
+    terminal: bool = Option(False, "--terminal", help="Print samples here, one by one."),
 ) -> None:
+    """Shows samples, batches and charts on a page, for this machine only; extra [preview]."""
+    is_asked = bool(encoder or state or not browser) or (slot, port) != (None, None)
+    with errors_as_text():
+        if terminal or (
+            why := late("extras.preview.open_page.why_not")(is_asked, sys.stdout.isatty())
+        ):
+            if not terminal:
+                typer.echo(why, err=True)
+            _print_samples(path, split_parts or "train", dataset_config, trust)
+            return
+        late("extras.preview.open_page.open_page")(
+            str(path), split_parts, encoder=_encoder(encoder) if encoder else None, state=state,
+            slot=slot, batch_size=batch_size, trust=trust, dataset_config=dataset_config,
+            port=port or 0, browser=browser, ready=typer.echo,
+        )  # fmt: skip
+
+
+def _print_samples(path: Path, splits: str, dataset_config: str | None, trust: bool | None) -> None:
     """Prints decoded samples one by one, and asks after each whether to continue."""
-    with errors_as_text(), suppress(typer.Abort):  # the end of the answers is a no
-        for part in split_parts.split(","):
+    with suppress(typer.Abort):  # the end of the answers is a no
+        for part in splits.split(","):
             try:
                 samples = late("extras.inspect.preview.sample_texts")(
                     path, part, dataset_config=dataset_config, trust=trust

@@ -107,16 +107,17 @@ class SplitBrowser:
         num_streams: int = 1, batch_size: int = 1, settings: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.run_error, self._lock = "", Lock()
-        more = dict(settings or {})
+        more = {"trust": trust, **(settings or {})}
         config = WorkerConfig(
             rank=0, world_size=1, num_workers=0, num_streams=num_streams,
             seed_offset=more.pop("seed_offset", 0),
         )  # fmt: skip
+        window = more.pop("shuffle_buffer_size", None)
         undecoded: Any = {} if trust else {"image_decode": "bytes", "av_decode": "bytes"}
         opener = LeafOpener(
-            node=open_node(path, split_part, {}), decoder=SampleDecoder(**undecoded),
-            shuffle_buffer_size=more.pop("shuffle_buffer_size", None), block=batch_size,
-            settings={"trust": trust, **more}, training=True, worker_config=config,
+            node=open_node(path, split_part, more), decoder=SampleDecoder(**undecoded),
+            shuffle_buffer_size=window, block=batch_size,
+            settings=more, training=True, worker_config=config,
         )  # fmt: skip
         shares: Mapping[str, float] = {}
         try:

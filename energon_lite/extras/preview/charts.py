@@ -1,8 +1,8 @@
-"""Numbers of the charts: shares over time, epochs, histograms, fill of packs."""
+"""Numbers of the charts: histograms, and the fill of packs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite.extras.inspect.forecast import Plan
 from energon_lite.extras.preview.browse import Query, SplitBrowser
 from energon_lite.extras.preview.slots import SlotReader
 from energon_lite.extras.view.fields import field_views, picture_size, walked
@@ -29,72 +28,19 @@ class Bar:
     text: str
 
 
-@dataclass(frozen=True)
-class ShareLine:
-    """The share of a source over the steps of a run, as points (x, y) in 0..100, y downwards.
-
-    Attributes:
-        source: its name.
-        asked: by the weights.
-        predicted: by the order of the run; empty where it is not known.
-        text: shares at the start and at the end.
-    """
-
-    source: str
-    asked: str
-    predicted: str
-    text: str
-
-
-def share_lines(plan: Plan) -> list[ShareLine]:
-    """Returns the shares of a planned run."""
-    lines = []
-    for source in plan.sources:
-        asked = [interval.target.get(source.name, 0.0) for interval in plan.intervals]
-        known = [interval.actual for interval in plan.intervals if interval.actual is not None]
-        predicted = [actual.get(source.name, 0.0) for actual in known]
-        text = f"{asked[0]:.1%} to {asked[-1]:.1%}" if asked else ""
-        lines.append(ShareLine(source.name, _points(plan, asked), _points(plan, predicted), text))
-    return lines
-
-
-def _points(plan: Plan, shares: Sequence[float]) -> str:
-    scale = 100 / max(1, plan.steps)
-    pairs = zip(plan.intervals, shares, strict=False)
-    points = [(x * scale, share) for own, share in pairs for x in (own.start, own.stop)]
-    return " ".join(f"{x:.2f},{100 - 100 * share:.2f}" for x, share in points)
-
-
-def epochs(plan: Plan) -> list[Bar]:
-    """Returns how often a planned run reads each sample of its sources."""
-    texts = [
-        "known to the run only" if s.epochs is None else f"{s.epochs:,.2f}" for s in plan.sources
-    ]
-    return bars(
-        (s.name, s.epochs or 0.0, text) for s, text in zip(plan.sources, texts, strict=True)
-    )
-
-
-def bars(rows: Iterable[tuple[str, float, str]]) -> list[Bar]:
-    """Returns bars of (label, value, text), the largest of which has the whole length."""
-    found = list(rows)
-    largest = max((value for _, value, _ in found), default=0) or 1
-    return [Bar(label, value / largest, text) for label, value, text in found]
-
-
 def histogram(values: Sequence[int]) -> list[Bar]:
     """Returns a bar for each range of some whole numbers; rare large ones are in the last."""
     if not len(values):
         return []
-    top = int(np.quantile(values, 0.995)) + 1
+    top = int(np.quantile(values, 0.995, method="higher")) + 1
     low = int(np.min(values))
     step = max(1, -(-(top - low) // _NUM_BARS))
     edges = [*range(low, top, step), max(int(np.max(values)) + 1, top)]
-    counts, _ = np.histogram(values, edges)
-    labels = [f"{a:,}" if b == a + 1 else f"{a:,}–{b - 1:,}" for a, b in pairwise(edges)]
-    return bars(
-        (label, float(n), f"{n:,}") for label, n in zip(labels, counts.tolist(), strict=True)
-    )
+    counts = np.histogram(values, edges)[0].tolist()
+    return [
+        Bar(f"{a:,}" if b == a + 1 else f"{a:,}–{b - 1:,}", n / max(counts), f"{n:,}")
+        for n, (a, b) in zip(counts, pairwise(edges), strict=True)
+    ]
 
 
 def sizes(browser: SplitBrowser, limit_sec: float) -> tuple[int, dict[str, list[Bar]]]:

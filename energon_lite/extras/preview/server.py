@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import secrets
 import socket
 import webbrowser
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from random import randrange
 from typing import Any
@@ -19,8 +18,9 @@ import jinja2
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
-from starlette.routing import Route
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from energon_lite.extras.inspect.forecast import plan
 from energon_lite.extras.preview import charts
@@ -31,12 +31,10 @@ from energon_lite.extras.view import fields
 from energon_lite.extras.view.media_bytes import av_bytes, picture_bytes
 from energon_lite.extras.view.segments import BatchView, Token, batch_view
 
-logger = logging.getLogger(__name__)
-
 _HERE = Path(__file__).parent
 _CARDS, _MAX_TEXT, _LIMIT_SEC = 24, 20_000, 1.5
 _SELECTION = ("split", "order", "source", "q")  # stays where one goes on from a page
-_OF_ORDER = ("shuffle_buffer_size", "max_samples_per_sequence", "seed_offset")
+_OF_ORDER = ("shuffle_buffer_size", "max_samples_per_sequence", "seed_offset", "dataset_config")
 _RANGE = re.compile(r"bytes=(\d{1,15})-(\d{0,15})$")
 _KEPT = {"Cache-Control": "private, max-age=3600"}
 
@@ -63,7 +61,8 @@ class Pages:
         order = {name: run[name] for name in _OF_ORDER if name in run}
         shape = {"num_streams": run["num_streams"], "batch_size": run["batch_size"] or 1}
         self.splits = list(split_names_of(path))
-        self._path, self._split, self._slot = path, split or self.splits[0], slot
+        self._path, self._split = path, split or self.splits[0]
+        self._slot, self._has_states = slot, bool(states)
         self._encoder, self._plan_settings = encoder, {"trust": trust, **order, **shape}
         self._browser: Callable[[str], SplitBrowser] = cache(
             lambda name: SplitBrowser(path, name, trust=trust, settings=order, **shape)
@@ -73,6 +72,9 @@ class Pages:
         )
         self._sample = lru_cache(32)(lambda split, place: self._browser(split).sample(place))
         self._batch = lru_cache(8)(self._read_batch)
+        self._browser(self._split)  # errors of the data are seen before the page is
+        if encoder is not None or states:
+            self._slots(self._split)
         self._jinja = jinja2.Environment(
             loader=jinja2.FileSystemLoader(_HERE / "templates"), autoescape=True,
             undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
@@ -85,11 +87,11 @@ class Pages:
         """Returns the application, for requests whose paths begin with the token."""
         pages: dict[str, Callable[[Request], Response]] = {
             "": self._home, "browse": self._browse, "sample": self._show, "step": self._step,
-            "random": self._random, "jump": self._jump, "model": self._model,
-            "charts": self._charts, "media": self._media, "static/{name}": self._static,
+            "jump": self._jump, "model": self._model, "charts": self._charts, "media": self._media,
         }  # fmt: skip
         routes = [Route(f"/{name}", self._answered(page)) for name, page in pages.items()]
-        return Guard(Starlette(routes=routes), token)
+        static = Mount("/static", StaticFiles(directory=_HERE / "static"))
+        return Guard(Starlette(routes=[*routes, static]), token)
 
     def _answered(self, page: Callable[[Request], Response]) -> Callable[[Request], Response]:
         """Returns an endpoint that shows errors: of data, of hooks, and of addresses."""
@@ -98,23 +100,18 @@ class Pages:
             try:
                 return page(request)
             except Exception as error:
-                logger.debug("%s", request.url.path, exc_info=True)
-                is_asked_wrong = isinstance(error, (ValueError, LookupError))
-                return self._html(request, "error", 404 if is_asked_wrong else 500, error=error)
+                # Subclasses of ValueError are of data, hooks and states.
+                is_address = type(error) in (ValueError, IndexError, KeyError)
+                return self._html(request, "error", 404 if is_address else 500, error=error)
 
         return answer
 
     def _html(self, request: Request, page: str, status: int = 200, **values: Any) -> Response:
-        given, base = request.query_params, request.scope["base"]
-        chosen = {name: given[name] for name in _SELECTION if given.get(name)}
-
-        def link(target: str, **more: Any) -> str:
-            query = {n: v for n, v in {**chosen, **more}.items() if v not in (None, "")}
-            return f"{base}/{target}?{urlencode(query, errors='replace')}"
-
+        given = request.query_params
         text = self._jinja.get_template(f"{page}.html").render(
-            base=base, link=link, page=page, chosen=chosen, title=Path(self._path).name,
-            splits=self.splits, split=given.get("split") or self._split, **values,
+            base=request.scope["base"], link=partial(_link, request), page=page,
+            title=Path(self._path).name, splits=self.splits,
+            split=given.get("split") or self._split, **values,
         )  # fmt: skip
         return HTMLResponse(text.encode(errors="replace"), status)
 
@@ -135,20 +132,9 @@ class Pages:
         order: Order = "run" if given.get("order") == "run" else "files"
         return split, browser, Query(order, source, given.get("q", "")[:1000])
 
-    def _go(self, request: Request, target: str, **more: Any) -> Response:
-        given = request.query_params
-        query = {**{name: given[name] for name in _SELECTION if given.get(name)}, **more}
-        address = f"{request.scope['base']}/{target}?{urlencode(query, errors='replace')}"
-        return RedirectResponse(address, 303)
-
     def _home(self, request: Request) -> Response:
-        if self._slot is None:
-            return self._go(request, "browse")
-        return self._go(request, "model", slot=self._slot)
-
-    def _static(self, request: Request) -> Response:
-        files = {path.name: path for path in (_HERE / "static").iterdir()}
-        return FileResponse(files[request.path_params["name"]], headers=_KEPT)
+        has_slot = self._has_states or self._slot is not None
+        return _go(request, "model" if has_slot else "browse", slot=self._slot)
 
     # ------------------------------------------------------------------ samples
 
@@ -200,22 +186,17 @@ class Pages:
         )
 
     def _step(self, request: Request) -> Response:
-        step = -1 if "back" in request.query_params else 1
-        return self._go_from(request, _number(request, "at") + step, step)
-
-    def _random(self, request: Request) -> Response:
+        """Goes to the next sample that fits, or the one before, or any; else to the list."""
         _, browser, query = self._asked(request)
+        step = -1 if "back" in request.query_params else 1
         first, stop = browser.bounds(query)
         total = sum(source.num_samples for source in browser.sources)
-        return self._go_from(request, randrange(first, stop or total), 1)
-
-    def _go_from(self, request: Request, start: int, step: int) -> Response:
-        """Goes to the first sample that fits, from a position on; else to the list from there."""
-        _, browser, query = self._asked(request)
-        found = browser.search(query, start, 1, step=step)
+        is_from_here = "at" in request.query_params
+        at = _number(request, "at") + step if is_from_here else randrange(first, stop or total)
+        found = browser.search(query, at, 1, step=step)
         if found.entries:
-            return self._go(request, "sample", at=found.entries[0][0])
-        return self._go(request, "browse", at=max(0, start if found.next is None else found.next))
+            return _go(request, "sample", at=found.entries[0][0])
+        return _go(request, "browse", at=max(0, at if found.next is None else found.next))
 
     def _jump(self, request: Request) -> Response:
         """Goes to the sample of a key; where no index knows it, searches for it."""
@@ -223,9 +204,9 @@ class Pages:
         key = request.query_params.get("key", "")
         place = browser.find(key)
         if place is None:
-            return self._go(request, "browse", q=key)
-        chosen = {"order": "files", "source": "", "q": ""}
-        return self._go(request, "sample", **chosen, at=browser.position(place))
+            return _go(request, "browse", q=key)
+        alone = {"order": None, "source": None, "q": None}
+        return _go(request, "sample", **alone, at=browser.position(place))
 
     # ------------------------------------------------------------------ batches, charts, media
 
@@ -250,7 +231,7 @@ class Pages:
         steps, run = max(1, _number(request, "steps", 1000)), self._plan_settings
         forecast = _or_error(lambda: plan(self._path, steps=steps, split_part=split, **run))
         return self._html(
-            request, "charts", steps=steps, forecast=forecast, charts=charts,
+            request, "charts", steps=steps, forecast=forecast,
             sizes=_or_error(lambda: charts.sizes(browser, _LIMIT_SEC)),
             fills=_or_error(lambda: charts.fills(self._slots(split), self._encoder, _LIMIT_SEC)),
         )  # fmt: skip
@@ -272,7 +253,21 @@ class Pages:
             views = found.items
         if found.kind in ("audio", "video"):
             return _ranged(request, *av_bytes(found.value))
+        if found.kind != "picture":
+            raise ValueError(f"{found.name} is no picture, audio or video")
         return _picture(request, found.value)
+
+
+def _link(request: Request, target: str, **more: Any) -> str:
+    """Returns an address with what is selected, and with more; None leaves a part out."""
+    given = request.query_params
+    query = {**{name: given.get(name) or None for name in _SELECTION}, **more}
+    known = {name: value for name, value in query.items() if value is not None}
+    return f"{request.scope['base']}/{target}?{urlencode(known, errors='replace')}"
+
+
+def _go(request: Request, target: str, **more: Any) -> Response:
+    return RedirectResponse(_link(request, target, **more), 303)
 
 
 def _picture(request: Request, value: Any) -> Response:
@@ -325,7 +320,7 @@ def _tone(token: Token, heaviest: float) -> int:
     return max(1, round(4 * token.weight / heaviest)) if token.weight > 0 and heaviest > 0 else 0
 
 
-def serve(pages: Pages, port: int = 0, *, browser: bool = True, ready: Any = print) -> None:
+def serve(pages: Pages, port: int, *, browser: bool, ready: Callable[[str], Any]) -> None:
     """Serves the page at 127.0.0.1 until it is interrupted.
 
     Args:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from os import PathLike
 from threading import Lock
+from time import monotonic
 from typing import Any, NamedTuple
 
 from energon_lite.core.dataset import SavableDataset, StreamRun
@@ -14,6 +15,7 @@ from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.loader.resume import decompressed, resume
 from energon_lite.pipeline import get_train_dataset
 
+_LIMIT_SEC = 5.0  # in one call
 # Arguments that a state has kept by their own names, and that are the same for all sources.
 _SAVED = (
     "batch_size", "batch_drop_last", "packing_buffer_size", "shuffle_buffer_size",
@@ -96,6 +98,7 @@ class SlotReader:
         A batch before those of the state is computed from the start of the run.
 
         Raises:
+            TimeoutError: The batches before it take long. The next call goes on from there.
             Exception: What a hook or a sample raised.
         """
         number, index = divmod(slot, self.num_streams)
@@ -106,7 +109,15 @@ class SlotReader:
             if known is not None:
                 run.restore(places[known])
             try:
-                run.skip(number - run.num_returned)
+                end = monotonic() + _LIMIT_SEC
+                while run.num_returned < number:
+                    run.skip(1)
+                    places[run.num_returned] = run.snapshot()
+                    if monotonic() > end and run.num_returned < number:
+                        raise TimeoutError(
+                            f"Batch {number:,} of stream {index} is computed after those before "
+                            f"it, up to {run.num_returned:,} so far. Load the page again to go on"
+                        )
                 places[number] = run.snapshot()
                 batch = next(run)
                 places[number + 1] = run.snapshot()

@@ -24,6 +24,7 @@ from energon_lite.decoding.images import image_format, image_header
 from energon_lite.decoding.part_formats import is_av
 from energon_lite.extras.media.av_decoder import AVDecoder
 from energon_lite.extras.media.media_metadata import AVMetadata, ImageMetadata
+from energon_lite.extras.view.words import counted, size_text
 
 Kind = Literal[
     "text", "number", "picture", "audio", "video", "json", "conversation", "tensor", "list",
@@ -137,7 +138,7 @@ def view_of(name: str, value: Any, depth: int = 0) -> FieldView:
         depth: lists and dicts that it lies in.
     """
     if isinstance(value, str):
-        return FieldView(name, "text", _counted(len(value), "character"), value)
+        return FieldView(name, "text", counted(len(value), "character"), value)
     if value is None or isinstance(value, (bool, int, float, np.generic)):
         return FieldView(name, "number", "", value)
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -195,7 +196,7 @@ def picture_size(value: Any) -> tuple[int, int] | None:
 
 
 def _bytes_view(name: str, raw: bytes) -> FieldView:
-    size = _bytes_text(len(raw))
+    size = size_text(len(raw), 0)
     if image_format(raw[:32]) is not None:
         with suppress(ValueError, OSError):
             width, height, format_name, _ = image_header(io.BytesIO(raw))
@@ -238,7 +239,7 @@ def _av_summary(found: AVMetadata, size: str) -> tuple[Kind, str]:
         if kind == "audio" and found.audio_duration is not None:
             parts.append(f"{found.audio_duration:.1f} s")
         parts.append(f"{found.audio_sample_rate or 0:,} Hz")
-        parts.append(_counted(found.audio_channels, "channel"))
+        parts.append(counted(found.audio_channels, "channel"))
     return kind, ", ".join([*parts, *filter(None, [size])])
 
 
@@ -258,13 +259,13 @@ def _nested_view(name: str, value: Any, depth: int) -> FieldView:
     """Describes a list, a dict, a dataclass, or anything else."""
     turns = turns_of(value)
     if turns is not None:
-        return FieldView(name, "conversation", _counted(len(turns), "turn"), value)
+        return FieldView(name, "conversation", counted(len(turns), "turn"), value)
     if isinstance(value, Mapping):
         entries: Any = value.items()
-        summary = _counted(len(value), "key")
+        summary = counted(len(value), "key")
     elif isinstance(value, (list, tuple, set, frozenset)):
         listed = value if isinstance(value, Sequence) else [*value]
-        entries, summary = enumerate(listed), _counted(len(listed), "entry", "entries")
+        entries, summary = enumerate(listed), counted(len(listed), "item")
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         entries, summary = fields_of(value).items(), type(value).__name__
     else:
@@ -304,15 +305,3 @@ def short_text(value: Any, limit: int = 400) -> str:
     else:
         text = reprlib.repr(value)
     return text if len(text) <= limit else f"{text[:limit]}…"
-
-
-def _counted(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
-def _bytes_text(num_bytes: int) -> str:
-    """Writes a number of bytes."""
-    if num_bytes < 1024:
-        return f"{num_bytes} B"
-    kib = num_bytes / 1024
-    return f"{kib:,.0f} KiB" if kib < 10_240 else f"{kib / 1024:,.1f} MiB"

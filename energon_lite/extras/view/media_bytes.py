@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ from energon_lite.core.arrays import UInt8Array
 from energon_lite.decoding.images import image_format
 from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.extras.media.av_decoder import AVDecoder
+from energon_lite.extras.view.fields import picture_size
 
 # Formats that browsers draw, and that hold no scripts.
 _SHOWN = {"JPEG": "image/jpeg", "PNG": "image/png", "GIF": "image/gif", "WEBP": "image/webp"}
-# Above so many pixels a picture is compressed as a JPEG.
-_LARGE_PIXELS = 512 * 512
+# Files below are sent as they are; pictures of more pixels are compressed as a JPEG.
+_SMALL_BYTES, _SMALL_PIXELS, _LARGE_PIXELS = 1 << 20, 1 << 22, 1 << 18
 _PLAYED = (
     (b"fLaC", "audio/flac"), (b"ID3", "audio/mpeg"), (b"\xff\xfb", "audio/mpeg"),
     (b"\xff\xf3", "audio/mpeg"), (b"\xff\xf2", "audio/mpeg"), (b"OggS", "audio/ogg"),
@@ -31,18 +33,21 @@ def picture_bytes(value: Any, longest_edge: int | None = None) -> tuple[bytes, s
     Args:
         value: a picture as in `FieldView`. Floats are taken as 0..1; where some lie outside, as in
             normalised pictures, the least value becomes black and the largest white.
-        longest_edge: pixels of its longest edge at most.
+        longest_edge: pixels of its longest edge at most; a small file may have more.
 
     Raises:
         DecodingError: The bytes are no picture, or one that is too large.
         ValueError: It cannot be drawn.
     """
     if isinstance(value, bytes):
-        shown = _SHOWN.get(image_format(value) or "")
-        if shown is not None and longest_edge is None:
-            return value, shown
-        size = None if longest_edge is None else {"longest_edge": longest_edge}
-        image = SampleDecoder(image_decode="pilrgb", image_size=size).decode("jpg", value)
+        shown, size = _SHOWN.get(image_format(value) or ""), picture_size(value)
+        is_small = (
+            size is not None and len(value) <= _SMALL_BYTES and math.prod(size) < _SMALL_PIXELS
+        )
+        if shown is not None and (longest_edge is None or is_small):
+            return value, shown  # a browser scales it sooner than it is decoded here
+        limit = None if longest_edge is None else {"longest_edge": longest_edge}
+        image = SampleDecoder(image_decode="pilrgb", image_size=limit).decode("jpg", value)
     else:
         is_array = isinstance(value, (torch.Tensor, np.ndarray))
         image = Image.fromarray(_pixels(value)) if is_array else value.copy()

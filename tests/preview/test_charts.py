@@ -1,0 +1,58 @@
+"""Histograms count each value once, and the fill of packs is theirs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_lite.extras.preview.browse import SplitBrowser
+from energon_lite.extras.preview.charts import fills, histogram, sizes
+from energon_lite.extras.preview.slots import SlotReader
+
+from ..helpers import text_set
+from .sets import PackedBytes, blend, odd_set
+
+
+@given(st.lists(st.integers(0, 10**9), max_size=300))
+def test_a_histogram_counts_each_value_once(values):
+    bars = histogram(values)
+    assert sum(int(bar.text.replace(",", "")) for bar in bars) == len(values)
+    assert len(bars) <= 21
+    if values:
+        assert max(bar.share for bar in bars) == 1
+        assert bars[0].label.split("–")[0] == f"{min(values):,}"
+
+
+def test_small_numbers_have_a_bar_each():
+    assert [(b.label, b.text) for b in histogram([1, 2, 2, 4])] == [
+        ("1", "1"), ("2", "2"), ("3", "0"), ("4", "1"),
+    ]  # fmt: skip
+
+
+def test_sizes_are_those_of_samples_from_all_over(tmp_path):
+    number, found = sizes(SplitBrowser(blend(tmp_path), "train"), 60)
+    assert number == 80
+    assert set(found) == {
+        "text: characters", "image: longest edge in pixels", "caption: characters",
+    }  # fmt: skip
+    assert [bar.label for bar in found["image: longest edge in pixels"]] == ["24"]
+
+
+def test_broken_samples_have_no_sizes(tmp_path):
+    number, found = sizes(SplitBrowser(odd_set(tmp_path), "train"), 60)
+    assert number == 8
+    assert "txt: characters" in found
+    assert sizes(SplitBrowser(tmp_path, "train"), -1)[0] == 1
+
+
+def test_the_fill_is_that_of_the_packs(tmp_path):
+    slots = SlotReader(text_set(tmp_path, 60), "train", PackedBytes(), batch_size=2)
+    found = fills(slots, None, 60)
+    assert len(found) == 24
+    for number, bar in enumerate(found):
+        batch = slots.read(number // 2).batch
+        fill = float((batch.segment_ids[number % 2] > 0).float().mean())
+        assert bar.share == pytest.approx(fill)
+        assert bar.label == f"slot {number // 2}.{number % 2 + 1}"
+    assert fills(slots, None, -1) == []
