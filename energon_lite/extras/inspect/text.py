@@ -7,8 +7,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from energon_lite.core.tables import table_lines
-from energon_lite.extras.view.stage_tree import share_text
-from energon_lite.extras.view.words import counted, size_text
+from energon_lite.extras.view.words import counted, share_text, size_text
 from energon_lite.formats.known import format_of
 from energon_lite.formats.nvmeta import DEFAULT_DATASET, META
 

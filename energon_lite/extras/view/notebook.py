@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 from collections.abc import Iterator
 from contextlib import suppress
 from html import escape
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from energon_lite.decoding.images import image_format
 from energon_lite.extras.view.fields import is_picture
@@ -85,6 +87,9 @@ def _picture_html(picture: Any) -> str:
         if isinstance(picture, torch.Tensor):  # a large one takes long to convert
             step = max(1, max(picture.shape) // (4 * _EDGE_PIXELS))
             picture = picture[:, ::step, ::step]
+        if isinstance(picture, bytes):
+            picture = Image.open(io.BytesIO(picture), formats=[image_format(picture) or ""])
+            picture.draft("RGB", (_EDGE_PIXELS, _EDGE_PIXELS))
         raw, media_type = picture_bytes(picture, _EDGE_PIXELS)
         data = base64.b64encode(raw).decode()
         return f'<img alt="" src="data:{media_type};base64,{data}" style="margin:2px">'

@@ -11,11 +11,10 @@ from torch.utils.data import DataLoader
 from energon_lite.core.dataset import AnyDataset, SavableDataset, SourceFacts
 from energon_lite.core.stage import Stage
 from energon_lite.core.user_function import UserFunction
-from energon_lite.extras.view.words import counted, size_text
+from energon_lite.extras.view.words import counted, share_text, size_text
 from energon_lite.order.schedules import Weights
 
-# Of more datasets side by side the first are shown; of a schedule with more shares the ends.
-_MAX_CHILDREN, _MAX_SHARES = 10, 4
+_MAX_CHILDREN = 10  # of more datasets side by side the first are shown
 # Settings that a user does not set or need not see, and settings that are clear without a name.
 _HIDDEN = {"stage", "of", "seeded", "expands", "seed_offset", "lengths", "name", "unit"} | {
     "end_of_data"
@@ -145,20 +144,3 @@ def _branch_shares(dataset: AnyDataset) -> list[str]:
         return [f"{share_text(row, places)}  " for row in weights.at(np.array(places)).T.tolist()]
     except ValueError:  # all weights are 0 there
         return ["scheduled  "] * weights.num_leaves
-
-
-def share_text(shares: Sequence[float], places: Sequence[float]) -> str:
-    """Writes the share of a source in a blend: 75.0 %, or 50.0 % → 10.0 % over 1,000 samples.
-
-    Args:
-        shares: one for each place, in 0..1.
-        places: draws of the run, ascending, at which a schedule has a point.
-    """
-    edges = [i for i, share in enumerate(shares) if not i or abs(share - shares[i - 1]) > 1e-9]
-    # Of a thousand sources, some have a share of 0.0002 %.
-    texts = [f"{100 * s:.1f} %" if s > 5e-4 or not s else f"{100 * s:.1g} %" for s in shares]
-    texts = [texts[edge] for edge in edges]
-    if len(texts) > _MAX_SHARES:
-        texts[_MAX_SHARES - 2 : -1] = ["..."]
-    over = f" over {places[edges[-1]]:,.0f} samples" if len(edges) > 1 else ""
-    return f"{' → '.join(texts)}{over}"
