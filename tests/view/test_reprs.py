@@ -61,7 +61,9 @@ def test_a_sample_has_its_key_shapes_and_the_start_of_texts():
         "CaptioningSample('00012', image: 3 x 480 x 640 uint8, "
         "caption: 'A man rides a wave on a surfboard while two other surfers...')"
     )
-    crude = CrudeSample(**KEYS, jpg=bytes(2048), txt="a", json={"a": [1, 2, 3, 4]})
+    crude = CrudeSample(
+        **KEYS, __shard__="a.tar", jpg=bytes(2048), txt="a", json={"a": [1, 2, 3, 4]}
+    )
     assert repr(crude) == (
         "CrudeSample('00012', jpg: 2.0 KiB, txt: 'a', json: {'a': [1, 2, 3, and 1 more]})"
     )

@@ -35,11 +35,11 @@ def metadataset_info(path: str | os.PathLike[str]) -> dict[str, Any]:
         DatasetFormatError: A file is wrong; names file, line and key.
     """
     file = local_path(path)
-    splits = {split: _split(read_metadataset(file, split)) for split in split_names(file)}
+    splits = {split: _split_rows(read_metadataset(file, split)) for split in split_names(file)}
     return {"name": file.name, "path": str(file), "metadataset": splits}
 
 
-def _split(root: Node) -> list[dict[str, Any]]:
+def _split_rows(root: Node) -> list[dict[str, Any]]:
     blends = [node for node in walk(root) if isinstance(node, Blend)]
     index = next((node.lengths for node in blends if node.lengths), LENGTHS_NAME)
     unit = "tokens" if any(node.unit == "tokens" for node in blends) else "samples"

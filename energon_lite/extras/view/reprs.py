@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from energon_lite.core.cache_pool import Lazy
-from energon_lite.core.stacking import SERVICE_FIELDS
 from energon_lite.extras.view.stage_tree import is_tree, tree_lines
 from energon_lite.extras.view.words import counted, size_text
 from energon_lite.stages.packed_sample import PackedBatch, PackedSample
@@ -52,8 +51,9 @@ def fields_in_repr(item: Any) -> dict[str, Any]:
     if not isinstance(item, Mapping):
         names = [field.name for field in dataclasses.fields(item) if field.repr]
         found = {name: getattr(item, name, None) for name in names}
-    hidden = SERVICE_FIELDS | (_PACK_FIELDS if is_pack(item) else set())
-    return {str(n): value for n, value in found.items() if value is not None and n not in hidden}
+    hidden = _PACK_FIELDS if is_pack(item) else ()
+    shown = {str(name): value for name, value in found.items() if value is not None}
+    return {n: value for n, value in shown.items() if n not in hidden and n[:2] != "__"}
 
 
 def is_pack(item: Any) -> bool:
