@@ -128,6 +128,7 @@ def test_a_pack_has_a_bar_for_each_sample_and_its_padding():
     assert [re.match(r"flex:(\d+);", bar["style"])[1] for bar in bars] == ["10", "10", "5", "15"]
     assert len({bar["style"] for bar in bars[:3]}) == 3
     assert "PackedBatch 2 x 20, 3 samples, 62.5 % full" in shown(batch).text
+    assert shown(batch.to("meta")).text == "PackedBatch 2 x 20, 3 samples, on meta"
     assert "and 4 more rows" in shown(PackedBatch.from_packs([packs("a")] * 20)).text
 
 

@@ -44,8 +44,8 @@ def html_of(value: Any) -> str:
 
 def _item_html(item: Any) -> str:
     parts = [f"<b>{escape(type(item).__name__)}</b> {escape(', '.join(head_of(item)))}"]
-    if is_pack(item):
-        view = batch_view(item)
+    with suppress(Exception):  # a pack without values, on device meta
+        view = batch_view(item if is_pack(item) else {})
         parts += map(_row_html, view.rows[:_MAX_ROWS])
         if len(view.rows) > _MAX_ROWS:
             parts.append(f"<div>and {len(view.rows) - _MAX_ROWS:,} more rows</div>")
