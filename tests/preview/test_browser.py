@@ -57,6 +57,8 @@ class Words:
             number: text.replace("Ġ", " ").replace("Ċ", "\n") for text, number in self.ids.items()
         }
 
+        self.texts[50256] = "<image>"  # <|endoftext|>, which no text has
+
     def encode(self, text):
         text, found = text.replace(" ", "Ġ").replace("\n", "Ċ"), []
         while text:
@@ -73,7 +75,7 @@ class Tutor(DefaultTaskEncoder):
     """Pictures and exercises in packs; the loss is on the answers."""
 
     packing = Packing(capacity=512, overlong="truncate")
-    image_token_id = 50256  # <|endoftext|>, which no text has
+    image_token_id = 50256
 
     def __init__(self):
         super().__init__()

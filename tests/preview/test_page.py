@@ -12,10 +12,11 @@ pytest.importorskip("starlette", reason="needs the extra [preview]")
 pytest.importorskip("httpx", reason="needs httpx")
 pytest.importorskip("jinja2", reason="needs the extra [preview]")
 
+import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
-from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import Packing, WorkerConfig, get_savable_loader, get_train_dataset, stateless
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.extras.preview.server import Pages
 
@@ -302,6 +303,37 @@ def test_packs_are_rows_of_segments(packs):
     assert "batch 0 of stream 0 of 1" in text
     assert_escaped(text)
     assert "Slot 3" in packs.get("model", slot=3).text
+
+
+def test_many_tokens_of_a_picture_are_drawn_once(tmp_path):
+    class Runs(PackedBytes):
+        @stateless
+        def encode_sample(self, sample):
+            tokens = torch.tensor([1, *[7] * 30, 2, 2, 2])
+            mask = torch.tensor([0] * 31 + [1] * 3)
+            return {"__key__": sample.__key__, "input_ids": tokens, "loss_mask": mask}
+
+    text = Site(text_set(tmp_path, 9), encoder=Runs()).get("model").text
+    assert "… 28 more …" in text
+    assert text.count(": token 7,") == 2
+    assert text.count(": token 2,") == 3  # with a loss each is there
+
+
+def test_tokens_of_large_batches_are_drawn_in_parts(tmp_path):
+    class Long(PackedBytes):
+        packing = Packing(capacity=6000)
+
+        @stateless
+        def encode_sample(self, sample):
+            return {"__key__": sample.__key__, "input_ids": torch.arange(3000) % 5}
+
+    site = Site(text_set(tmp_path, 9), encoder=Long(), batch_size=3)
+    text = site.get("model").text
+    assert text.count('class="t w4') == 8192 - 3 + 1  # three first tokens; the legend
+    assert text.count("Tokens from here on") == 3
+    later = site.get("model", begin=4).text
+    assert "sample-4" in text
+    assert later.count("Tokens from here on") == 4
 
 
 def test_batches_without_tokens_are_shown_by_their_fields(tmp_path):

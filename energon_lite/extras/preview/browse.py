@@ -54,7 +54,7 @@ class Found(NamedTuple):
 
     Attributes:
         entries: position in the order, and place.
-        next: position from which to go on; None at the end.
+        next: the position to continue at; None at the end.
     """
 
     entries: list[tuple[int, Place]]
@@ -248,7 +248,7 @@ class SplitBrowser:
             return True
         try:
             values = fields_of(self.sample(place)).values()
-        except Exception:  # it cannot be read; the page of the sample says why
+        except Exception:  # it cannot be read; the page of the sample reports why
             return False
         plain = (value for value in values if is_plain(value))
         return any(text in short_text(value, _MAX_SEARCHED).casefold() for value in plain)

@@ -23,8 +23,8 @@ _HEADERS = {
 class Guard:
     """Passes on what may see the data, without the token in the path; refuses the rest.
 
-    Another site can make a browser send requests to this machine, also under a host name of its own
-    that leads here. It cannot know the token, and its host name or origin gives it away.
+    Another site can make a browser send requests to this machine, also under its own host name,
+    which it lets lead here. It does not know the token, and its host name and origin differ.
 
     Args:
         app: what is guarded.

@@ -33,7 +33,7 @@ from energon_lite.extras.view.segments import BatchView, Token, batch_view
 
 _HERE = Path(__file__).parent
 _CARDS, _MAX_TEXT, _LIMIT_SEC = 24, 20_000, 1.5
-_SELECTION = ("split", "order", "source", "q")  # stays where one goes on from a page
+_SELECTION = ("split", "order", "source", "q")  # kept in the links of a page
 _OF_ORDER = ("shuffle_buffer_size", "max_samples_per_sequence", "seed_offset", "dataset_config")
 _RANGE = re.compile(r"bytes=(\d{1,15})-(\d{0,15})$")
 _KEPT = {"Cache-Control": "private, max-age=3600"}
@@ -126,7 +126,7 @@ class Pages:
         if split not in self.splits:
             raise ValueError(f"there is no split {split!r}; there are {', '.join(self.splits)}")
         browser = self._browser(split)
-        source = _number(request, "source") if given.get("source") else None
+        source = _whole_number(request, "source") if given.get("source") else None
         if source is not None and source >= len(browser.sources):
             raise ValueError(f"there is no source {source}")
         order: Order = "run" if given.get("order") == "run" else "files"
@@ -141,7 +141,7 @@ class Pages:
     def _browse(self, request: Request) -> Response:
         split, browser, query = self._asked(request)
         first, stop = browser.bounds(query)
-        at = _number(request, "at", first)
+        at = _whole_number(request, "at", first)
         found = browser.search(query, at, _CARDS)
         before = browser.search(query, at - 1, _CARDS, step=-1, limit_sec=0.2).entries
         return self._html(
@@ -175,7 +175,7 @@ class Pages:
 
     def _show(self, request: Request) -> Response:
         split, browser, query = self._asked(request)
-        position = _number(request, "at", browser.bounds(query)[0])
+        position = _whole_number(request, "at", browser.bounds(query)[0])
         place = browser.place(query, position)
         if place is None:
             raise ValueError(f"there is no sample at {position:,}")
@@ -192,7 +192,9 @@ class Pages:
         first, stop = browser.bounds(query)
         total = sum(source.num_samples for source in browser.sources)
         is_from_here = "at" in request.query_params
-        at = _number(request, "at") + step if is_from_here else randrange(first, stop or total)
+        at = (
+            _whole_number(request, "at") + step if is_from_here else randrange(first, stop or total)
+        )
         found = browser.search(query, at, 1, step=step)
         if found.entries:
             return _go(request, "sample", at=found.entries[0][0])
@@ -219,16 +221,17 @@ class Pages:
     def _model(self, request: Request) -> Response:
         split, _, _ = self._asked(request)
         slots = self._slots(split)
-        number = _number(request, "slot", slots.first)
+        number = _whole_number(request, "slot", slots.first)
         slot, view = self._batch(split, number)
         return self._html(
             request, "model", number=number, slots=slots, view=view, slot=slot,
+            begin=_whole_number(request, "begin", 0),
             facts=fields.sample_facts(slot.batch), views=fields.field_views(slot.batch),
         )  # fmt: skip
 
     def _charts(self, request: Request) -> Response:
         split, browser, _ = self._asked(request)
-        steps, run = max(1, _number(request, "steps", 1000)), self._plan_settings
+        steps, run = max(1, _whole_number(request, "steps", 1000)), self._plan_settings
         forecast = _or_error(lambda: plan(self._path, steps=steps, split_part=split, **run))
         return self._html(
             request, "charts", steps=steps, forecast=forecast,
@@ -240,12 +243,12 @@ class Pages:
         """Returns a picture, a recording or a video of a sample or of a batch."""
         split, given = self._asked(request)[0], request.query_params
         if "picture" in given:
-            _, view = self._batch(split, _number(request, "slot"))
-            return _picture(request, view.pictures[_number(request, "picture")])
+            _, view = self._batch(split, _whole_number(request, "slot"))
+            return _picture(request, view.pictures[_whole_number(request, "picture")])
         if "slot" in given:
-            sample = self._batch(split, _number(request, "slot"))[0].batch
+            sample = self._batch(split, _whole_number(request, "slot"))[0].batch
         else:
-            place = Place(*(_number(request, name) for name in ("of", "number", "epoch")))
+            place = Place(*(_whole_number(request, name) for name in ("of", "number", "epoch")))
             sample = self._sample(split, place)
         views: Sequence[fields.FieldView] = fields.field_views(sample)
         for entry in given.get("field", "").split("-"):
@@ -271,7 +274,7 @@ def _go(request: Request, target: str, **more: Any) -> Response:
 
 
 def _picture(request: Request, value: Any) -> Response:
-    edge = min(_number(request, "edge", 0), 4096) or None
+    edge = min(_whole_number(request, "edge", 0), 4096) or None
     content, media_type = picture_bytes(value, edge)
     return Response(content, media_type=media_type, headers=_KEPT)
 
@@ -290,7 +293,7 @@ def _ranged(request: Request, content: bytes, media_type: str) -> Response:
     return Response(content[start:stop], 206, media_type=media_type, headers=headers)
 
 
-def _number(request: Request, name: str, default: int | None = None) -> int:
+def _whole_number(request: Request, name: str, default: int | None = None) -> int:
     """Returns a whole number of an address.
 
     Raises:
@@ -328,11 +331,19 @@ def serve(pages: Pages, port: int, *, browser: bool, ready: Callable[[str], Any]
         port: 0 for a free one.
         browser: whether to open it in the browser.
         ready: is called with its address.
+
+    Raises:
+        OSError: The port is taken.
     """
     token = secrets.token_urlsafe(16)
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(("127.0.0.1", port))
+        try:
+            listening.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise OSError(
+                f"port {port}: {error.strerror}; leave --port out, or change it"
+            ) from None
         listening.listen()
         address = f"http://127.0.0.1:{listening.getsockname()[1]}/{token}/"
         ready(address)

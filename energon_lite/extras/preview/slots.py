@@ -33,7 +33,7 @@ class Slot(NamedTuple):
 def saved_settings(states: Sequence[Any]) -> dict[str, Any]:
     """Returns `num_streams`, and the arguments of `get_train_dataset` that a state names.
 
-    Arguments that differ between the sources of the run are left out.
+    Arguments that differ between the sources of the run are omitted.
     """
     config: Any = next((state["config"] for state in states if state.get("config")), {})
     found: dict[str, set[str]] = {}
@@ -72,7 +72,7 @@ class SlotReader:
         states: Sequence[Any] = (), **settings: Any,
     ) -> None:  # fmt: skip
         self.num_streams: int = settings.pop("num_streams", 1)
-        is_one = len(states) == 1  # of a rank, whose streams are known; others start afresh
+        is_one = len(states) == 1  # of a rank, whose streams are known; others start from scratch
         config = WorkerConfig(
             rank=states[0]["rank"] if is_one else 0,
             world_size=states[0]["world_size"] if is_one else 1, num_workers=0,
@@ -98,7 +98,7 @@ class SlotReader:
         A batch before those of the state is computed from the start of the run.
 
         Raises:
-            TimeoutError: The batches before it take long. The next call goes on from there.
+            TimeoutError: The batches before it take long. The next call continues from there.
             Exception: What a hook or a sample raised.
         """
         number, index = divmod(slot, self.num_streams)
@@ -115,8 +115,8 @@ class SlotReader:
                     places[run.num_returned] = run.snapshot()
                     if monotonic() > end and run.num_returned < number:
                         raise TimeoutError(
-                            f"Batch {number:,} of stream {index} is computed after those before "
-                            f"it, up to {run.num_returned:,} so far. Load the page again to go on"
+                            f"Batch {number:,} of stream {index} needs those before it, up to "
+                            f"{run.num_returned:,} so far. Load the page again to continue"
                         )
                 places[number] = run.snapshot()
                 batch = next(run)

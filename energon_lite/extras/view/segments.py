@@ -106,7 +106,7 @@ class BatchView:
     """A batch as rows of tokens.
 
     Attributes:
-        rows: none where the batch has no tokens; then its fields tell more.
+        rows: none where the batch has no tokens; see its fields.
         pictures: the images of all samples.
         num_samples: segments that are no padding.
         fill: the share of all tokens that is no padding, in 0..1.
@@ -125,11 +125,11 @@ def batch_view(batch: Any, restore_key: RestoreKey = (), encoder: Any = None) ->
 
     Args:
         batch: a pack, a batch of packs, a dict or a dataclass.
-        restore_key: of the batch, where it has none of its own; names its samples.
+        restore_key: of the batch, where it has none; names its samples.
         encoder: the task encoder; its `tokenizer` decodes tokens, its (or the tokenizer's)
-            `image_token_id` tells where pictures stand.
+            `image_token_id` marks the pictures.
     """
-    rows = _rows_of(batch)
+    rows = _token_rows(batch)
     numbers = [_sample_numbers(own) for own in rows]
     runs = [_runs(own) for own in numbers]
     num_samples = sum(number > 0 for own in runs for *_, number in own)
@@ -155,9 +155,9 @@ def batch_view(batch: Any, restore_key: RestoreKey = (), encoder: Any = None) ->
     return BatchView(tuple(found), pictures, sample, fill, decode is not None)
 
 
-def _rows_of(batch: Any) -> list[Columns]:
+def _token_rows(batch: Any) -> list[Columns]:
     """Returns for each row the columns that have a number for each of its tokens."""
-    columns = {name: _as_rows(value) for name, value in fields_of(batch).items()}
+    columns = {name: _number_rows(value) for name, value in fields_of(batch).items()}
     tokens = columns.get("input_ids") or columns.get("tokens") or []
     full = {name: rows for name, rows in columns.items() if len(rows) == len(tokens)}
     return [
@@ -166,11 +166,11 @@ def _rows_of(batch: Any) -> list[Columns]:
     ]
 
 
-def _as_rows(value: Any) -> list[npt.NDArray[Any]]:
+def _number_rows(value: Any) -> list[npt.NDArray[Any]]:
     """Returns the rows of numbers (L,), (B, L), or of B lists of them; nothing for others."""
     if isinstance(value, (list, tuple)) and value:
         if type(value[0]) is not int:
-            rows = [_as_rows(entry) for entry in value]
+            rows = [_number_rows(entry) for entry in value]
             return [row for (row,) in rows] if all(len(own) == 1 for own in rows) else []
         value = np.array([entry if type(entry) is int else IGNORED for entry in value])
     if isinstance(value, torch.Tensor):
