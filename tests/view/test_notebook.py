@@ -129,6 +129,8 @@ def test_a_pack_has_a_bar_for_each_sample_and_its_padding():
     assert len({bar["style"] for bar in bars[:3]}) == 3
     assert "PackedBatch 2 x 20, 3 samples, 62.5 % full" in shown(batch).text
     assert shown(batch.to("meta")).text == "PackedBatch 2 x 20, 3 samples, on meta"
+    batch.__key__ = []
+    assert next(a["title"] for tag, a in shown(batch).tags if tag == "span") == ": 10 tokens"
     assert "and 4 more rows" in shown(PackedBatch.from_packs([packs("a")] * 20)).text
 
 

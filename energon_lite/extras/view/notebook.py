@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterator
 from contextlib import suppress
 from html import escape
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from energon_lite.decoding.images import image_format
 from energon_lite.extras.view.fields import is_picture
 from energon_lite.extras.view.media_bytes import picture_bytes
 from energon_lite.extras.view.reprs import brief, fields_in_repr, head_of, is_pack
-from energon_lite.extras.view.segments import Row, batch_view
 from energon_lite.extras.view.stage_tree import is_tree
 from energon_lite.names.energon_modules import Described
 
@@ -44,12 +43,13 @@ def html_of(value: Any) -> str:
 
 def _item_html(item: Any) -> str:
     parts = [f"<b>{escape(type(item).__name__)}</b> {escape(', '.join(head_of(item)))}"]
-    with suppress(Exception):  # a pack without values, on device meta
-        view = batch_view(item if is_pack(item) else {})
-        parts += map(_row_html, view.rows[:_MAX_ROWS])
-        if len(view.rows) > _MAX_ROWS:
-            parts.append(f"<div>and {len(view.rows) - _MAX_ROWS:,} more rows</div>")
-        parts += map(_picture_html, view.pictures[:_MAX_PICTURES])
+    if is_pack(item) and not item.segment_ids.is_meta:
+        numbers = item.segment_ids.reshape(-1, item.segment_ids.shape[-1]).cpu().numpy()
+        keys = iter(getattr(item, "__keys__", item.__key__))
+        parts += [_row_html(row, keys) for row in numbers[:_MAX_ROWS]]
+        if len(numbers) > _MAX_ROWS:
+            parts.append(f"<div>and {len(numbers) - _MAX_ROWS:,} more rows</div>")
+        parts += map(_picture_html, item.images[:_MAX_PICTURES])
     fields = fields_in_repr(item)
     cells = [
         f'<tr><th style="text-align:left">{escape(name)}</th>'
@@ -96,14 +96,20 @@ def _picture_html(picture: Any) -> str:
     return ""
 
 
-def _row_html(row: Row) -> str:
-    """Draws a row of a pack: a bar for each sample, as wide as its part of the tokens."""
+def _row_html(numbers: Any, keys: Iterator[str]) -> str:
+    """Draws a row of a pack: a bar for each sample, as wide as its part of the tokens.
+
+    `batch_view`, which is for pages, describes each token; a large batch would take seconds.
+
+    Args:
+        numbers: shape (L,); the number of each token's sample in the row, 0 for padding.
+        keys: of the samples, those of this row next.
+    """
     bars = []
-    for part in row.segments:
-        size = part.stop - part.start
-        what = "padding" if part.is_padding else f"{part.key} {part.source}".strip()
+    for start, stop in pairwise([0, *(np.flatnonzero(np.diff(numbers)) + 1), len(numbers)]):
+        number, size = int(numbers[start]), int(stop - start)
+        title = escape(f"{next(keys, '') if number else 'padding'}: {size:,} tokens")
         # The golden angle: neighbours have unlike colours.
-        colour = _PADDING if part.is_padding else f"hsl({part.number * 137.5 % 360:.0f} 60% 55%)"
-        title = escape(f"{what}: {size:,} tokens")
+        colour = f"hsl({number * 137.5 % 360:.0f} 60% 55%)" if number else _PADDING
         bars.append(f'<span title="{title}" style="flex:{size};background:{colour}"></span>')
     return f'<div style="{_ROW}">{"".join(bars)}</div>'
