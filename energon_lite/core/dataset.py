@@ -24,6 +24,7 @@ from energon_lite.core.state import COUNT, JSON, NUMBER, Kind, RestoreKey, Snaps
 from energon_lite.core.stream_context import DEFAULT_MAX_SKIP_RATE, StreamContext
 from energon_lite.core.topology import Stream, WorkerConfig, count_rank_items, current
 from energon_lite.core.user_function import UserFunction
+from energon_lite.names.energon_modules import Described
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -150,7 +151,7 @@ class Traits:
         return cls(**found, unit=children[0].unit if children else "samples")
 
 
-class SavableDataset(IterableDataset[T_co], ABC):
+class SavableDataset(Described, IterableDataset[T_co], ABC):
     """What the samples are; iterating changes nothing in it.
 
     It is an `IterableDataset` for trainers that check. `get_loader` runs it; torch's

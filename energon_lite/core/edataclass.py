@@ -17,6 +17,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from typing_extensions import Self, dataclass_transform
 
 from energon_lite.core.stacking import SERVICE_FIELDS, layout_of
+from energon_lite.names.energon_modules import Described
 
 T = TypeVar("T")
 
@@ -35,6 +36,9 @@ def edataclass(cls: None = None, /, **options: Any) -> Callable[[type[T]], type[
 def edataclass(cls: type[T] | None = None, /, **options: Any) -> Any:
     """Makes a dataclass with slots and keyword-only fields; used bare or with options.
 
+    Its `repr` is short: it has the shapes of tensors and the start of texts. A class that defines
+    `__repr__` keeps its `__repr__`.
+
     `super()` without arguments works in its methods, which `dataclass(slots=True)` breaks before
     Python 3.14: it builds a second class, and methods keep pointing at the first.
 
@@ -47,6 +51,8 @@ def edataclass(cls: type[T] | None = None, /, **options: Any) -> Any:
     """
 
     def decorate(original: type[T]) -> type[T]:
+        if options.get("repr", True) and "__repr__" not in vars(original):
+            original.__repr__ = Described.__repr__  # type: ignore[method-assign, assignment]
         made = dataclasses.dataclass(**{"slots": True, "kw_only": True, **options})(original)
         if made is not original:
             _point_super_at(made, instead_of=original)
@@ -166,7 +172,7 @@ def has_own(value: Any, name: str) -> bool:
     return True
 
 
-class PinMemoryMixin:
+class PinMemoryMixin(Described):
     """Returns a dataclass `pin_memory()`, which torch's DataLoader calls, and `to`, `cuda`, `cpu`.
 
     All of them return a copy, with the tensors that lie in fields and further attributes, also
@@ -177,8 +183,13 @@ class PinMemoryMixin:
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Lets a field have the name of a method: `dataclass` would take it for its default."""
+        """Lets a field have the name of a method: `dataclass` would take it for its default.
+
+        The class keeps the short `repr`, for which `dataclass` would make a long one.
+        """
         super().__init_subclass__(**options)
+        if cls.__repr__ is Described.__repr__:
+            cls.__repr__ = Described.__repr__  # type: ignore[method-assign]
         for name in inspect.get_annotations(cls):
             if callable(vars(PinMemoryMixin).get(name)) and name not in vars(cls):
                 setattr(cls, name, dataclasses.field())

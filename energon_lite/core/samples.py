@@ -19,6 +19,7 @@ from energon_lite.core.edataclass import (
 )
 from energon_lite.core.stacking import SERVICE_FIELDS, generic_batch, hide_field, layout_of
 from energon_lite.core.state import RestoreKey
+from energon_lite.names.energon_modules import Described
 
 T = TypeVar("T")
 
@@ -300,7 +301,7 @@ class VQAOCRSample(Sample):
     words_text: list[str] | None = None
 
 
-class CrudeSample(dict[str, Any]):
+class CrudeSample(Described, dict[str, Any]):
     """The parts of a sample by name, with its service fields; a cooker makes a `Sample` of it."""
 
     __slots__ = ()
@@ -364,7 +365,7 @@ class Batch(RowWeightsMixin, PinMemoryMixin, ExtendableDataclassMixin):
             if not field.init or name in values or name in SERVICE_FIELDS:
                 continue
             try:
-                column = [_entry(sample, name) for sample in samples]
+                column = [s[name] if isinstance(s, Mapping) else getattr(s, name) for s in samples]
             except (AttributeError, KeyError) as error:
                 if field.default is not missing or field.default_factory is not missing:
                     continue
@@ -381,10 +382,6 @@ class Batch(RowWeightsMixin, PinMemoryMixin, ExtendableDataclassMixin):
 
 
 hide_field(Batch, "__loss_weight__")
-
-
-def _entry(sample: Any, name: str) -> Any:
-    return sample[name] if isinstance(sample, Mapping) else getattr(sample, name)
 
 
 def _batched_service_fields(samples: Sequence[Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from energon_lite.loader.stats import Stats
 from energon_lite.loader.trainers import EpochSampler, OwnCollate
 from energon_lite.loader.workers.executor import Limits, RunSettings
 from energon_lite.loader.workers.watchdog import Watchdog
-from energon_lite.names.energon_modules import LazyFunction
+from energon_lite.names.energon_modules import Described, LazyFunction
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ def _check_option(name: str, value: Any) -> None:
     raise ValueError(f"{name}={value!r} must {must}")
 
 
-class SavableDataLoader(DataLoader[T]):
+class SavableDataLoader(Described, DataLoader[T]):
     """Yields the batches of this rank, and the state of the run at any moment between two of them.
 
     In training each `iter` resumes after the last batch; in validation it starts a new pass.

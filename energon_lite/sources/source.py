@@ -45,7 +45,7 @@ def _traits(below: Traits, is_training: bool, is_endless: bool) -> Traits:
     return dataclasses.replace(below, training=is_training, endless=is_endless)
 
 
-@dataclasses.dataclass(kw_only=True, eq=False)
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class WebdatasetSource(SavableDataset[T]):
     """The samples of some tar shards.
 

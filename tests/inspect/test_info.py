@@ -4,11 +4,16 @@ import json
 
 import pytest
 
+from energon_lite import DefaultTaskEncoder
 from energon_lite.core.errors import DatasetFormatError
+from energon_lite.extras.inspect.blend_info import metadataset_info
 from energon_lite.extras.inspect.info import dataset_info
+from energon_lite.extras.inspect.text import info_text
+from energon_lite.extras.lengths.length_index import measure_lengths
 from energon_lite.extras.prepare import prepare_dataset
 
 from ..conftest import write_captions
+from ..helpers import text_of, text_set
 
 
 @pytest.fixture
@@ -68,3 +73,45 @@ def test_a_config_that_was_named_must_be_there(root):
     (root / ".nv-meta/.info.json").write_text("{}")
     with pytest.raises(DatasetFormatError, match="'shard_counts' is missing"):
         dataset_info(root)
+
+
+class Lengths(DefaultTaskEncoder):
+    def sample_length(self, sample):
+        return len(sample.text)
+
+
+def test_a_metadataset_has_shares_schedules_loss_weights_and_tokens(tmp_path):
+    for name, number in (("a", 40), ("b", 10), ("c", 20)):
+        text_set(tmp_path / name, number)
+    measure_lengths(tmp_path / "b", Lengths(), num_workers=0)
+    changing = {"schedule": "linear", "points": {0: 0.5, 1000: 0.1}}
+    nested = {"weight": 1, "blend": [{"path": "b", "weight": 3}, {"path": "c"}]}
+    repeated = [{"path": "a", "repetitions": 2}, {"path": "b"}, {"path": "none"}]
+    splits = {
+        "train": {"blend": [{"path": "a", "weight": changing, "loss_weight": 0.5}, nested]},
+        "epochs": {"blend_epochized": [{**own, "split_part": "train"} for own in repeated]},
+        "one": {"path": "a", "split_part": "train"},
+        "tokens": {"unit": "tokens", "blend": [{"path": n, "split_part": "train"} for n in "ab"]},
+        "dead": {"blend": [{"path": "a", "split_part": "train", "weight": {**changing, "points": {
+            0: 0, 10: 1}}}]},
+    }  # fmt: skip
+    head = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
+    path = tmp_path / "m.yaml"
+    path.write_text(json.dumps({**head, "splits": splits}))
+    report = json.loads(json.dumps(metadataset_info(path)))
+    found = report["metadataset"]
+    first, second, third = found["train"]
+    assert first["shares"] == [[0, 1 / 3], [1000, pytest.approx(1 / 11)]]
+    assert [row["shares"][0][1] for row in (second, third)] == pytest.approx([1 / 2, 1 / 6])
+    assert (first["loss_weight"], first["unit"]) == (0.5, "samples")
+    assert second["tokens"] == sum(len(text_of(number)) for number in range(10))
+    assert "tokens" not in first
+    assert [row["shares"][0][1] for row in found["epochs"]] == pytest.approx([8 / 9, 1 / 9, 0])
+    assert "error" in found["epochs"][2]
+    assert "shares" not in found["one"][0]
+    assert "shares" not in found["dead"][0]
+    lines = [line.partition("; ")[2] for line in info_text(report)]
+    assert lines[2] == "target share 33.3 % → 9.1 % over 1,000 samples; loss weight 0.5"
+    assert lines[3].startswith("target share 50.0 % → 68.2 % over 1,000 samples; ")
+    assert lines[3].endswith(" tokens")
+    assert lines[-2 - 2] == "target share of tokens 50.0 %"

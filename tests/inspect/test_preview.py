@@ -14,7 +14,7 @@ from energon_lite.extras.cli import app
 from energon_lite.extras.inspect.preview import sample_text, sample_texts
 from energon_lite.extras.prepare import prepare_dataset
 
-from ..conftest import write_captions, write_tar
+from ..conftest import jpeg, write_captions, write_tar
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_each_sample_is_text_with_its_fields_and_a_picture(root):
     first = texts[0].splitlines()
     assert first[0] == "CaptioningSample"
     assert " - image (<class 'torch.Tensor'>): shape (3, 16, 24), torch.float32" in first
-    assert sum(line.startswith("       ") for line in first) == 12
+    assert sum(line.startswith("       ") for line in first) == 16
     assert any(line.startswith(" - caption (<class 'str'>): '") for line in first)
 
 
@@ -58,8 +58,9 @@ def test_pictures_of_any_shape_and_colour_are_drawn(shape):
     for value in (torch.zeros(shape), torch.full(shape, 255, dtype=torch.uint8)):
         sample = TextSample(__key__="a", __restore_key__=(), text=value)
         rows = [r for r in sample_text(sample).splitlines() if r.startswith("       ")]
-        assert 1 <= len(rows) <= 12
-        assert {len(row) for row in rows} == {67}
+        assert 1 <= len(rows) <= 16
+        (width,) = {len(row) for row in rows}
+        assert 8 <= width <= 67
 
 
 def test_long_and_odd_texts_are_shortened_and_escaped():
@@ -110,5 +111,39 @@ def test_audio_is_shown_by_its_duration():
         sound.setparams((1, 2, 8000, 0, "NONE", ""))
         sound.writeframes(bytes(16000))
     text = sample_text(CrudeSample(wav=AVDecoder(io.BytesIO(stream.getvalue()))))
-    assert "audio_duration 1.0, audio_channels 1" in text
+    assert "1.0 s, 8,000 Hz, 1 channel" in text
     assert "object at" not in text
+
+
+def test_a_terminal_with_colours_gets_pictures_in_half_blocks(root, monkeypatch):
+    picture = torch.zeros(3, 40, 40)
+    picture[0, :20] = 1
+    sample = TextSample(__key__="a", __restore_key__=(), text=picture)
+    rows = [row for row in sample_text(sample, "truecolor").splitlines() if "▀" in row]
+    assert len(rows) == 16
+    assert rows[0].count("▀") == 32
+    assert "255;0;0" in rows[0].replace("254", "255")
+    assert "▀" not in sample_text(sample)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b[" in next(sample_texts(root, "train"))
+    monkeypatch.delenv("FORCE_COLOR")
+    assert "\x1b" not in next(sample_texts(root, "train"))
+
+
+def test_crude_parts_are_drawn_and_nothing_reaches_the_terminal_as_a_command():
+    turns = [{"role": "us\x1ber", "content": "Hi\x9b"}, {"role": "assistant", "content": "Hello"}]
+    sample = CrudeSample(
+        jpg=jpeg(3), broken=jpeg(3)[:200], chat=turns, meta={"a": ["\x1b", None]}, bin=bytes(3000),
+        list=["one", jpeg(4)],
+    )  # fmt: skip
+    sample["\x1b[31m"] = 1
+    text = sample_text(sample)
+    assert all(line.isprintable() for line in text.splitlines())
+    assert " - jpg (<class 'bytes'>): 24 x 16 JPEG, " in text
+    assert text.count("\n       ") == 16 + 2 + 16
+    assert "       us\\x1ber: Hi\\x9b\n       assistant: Hello\n" in text
+    assert ' - meta (<class \'dict\'>): {"a": ["\\u001b", null]}\n' in text
+    assert " - bin (<class 'bytes'>): 3 KiB\n" in text
+    assert "     - 1 (<class 'bytes'>): 24 x 16 JPEG, " in text
+    assert " - \\x1b[31m (<class 'int'>): 1" in text

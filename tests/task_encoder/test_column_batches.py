@@ -146,7 +146,7 @@ def plain(item: Any) -> Any:
     """Returns a batch with its type and all fields, also the hidden one."""
     names = layout_of(type(item))[1]
     if not names:
-        return type(item), repr(item)
+        return type(item), repr(dict(item) if isinstance(item, dict) else item)
     return type(item), {name: repr(getattr(item, name)) for name in names}
 
 

@@ -179,7 +179,7 @@ def _prepare(
 
 def _indexing(bar: Any, unit: str = "samples") -> Any:
     """Returns a function that draws the `Progress` of `prepare_dataset`; None without a bar."""
-    size_text = late("extras.inspect.text.size_text")
+    size_text = late("extras.view.words.size_text")
 
     def show(at: Any) -> None:
         size = f"{size_text(at.size_bytes)} of {size_text(at.total_bytes)}"
@@ -452,6 +452,19 @@ def checkpoint_info(
     with errors_as_text():
         report = late("extras.inspect.checkpoints.checkpoint_info")(files)
     print_report(report, "checkpoint_text", as_json)
+
+
+@checkpoint_app.command("diff")
+def checkpoint_diff(
+    first: Path = Argument(metavar="A", help="A state, or a folder of a trainer."),
+    second: Path = Argument(metavar="B", help="Another one."),
+    as_json: bool = options.AS_JSON,
+) -> None:
+    """Reports which settings, places and counts of two states differ; exit code 1 if any does."""
+    with errors_as_text():
+        report = late("extras.inspect.checkpoints.checkpoint_diff")(first, second)
+    print_report(report, "diff_text", as_json)
+    raise typer.Exit(int(any(report[name] for name in ("settings", "places", "counts"))))
 
 
 @app.command()

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
+
+import numpy as np
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.formats.known import format_of
+from energon_lite.formats.length_files import read_facts, read_lengths
 from energon_lite.formats.nvmeta import SplitFile, read_info
-from energon_lite.metadataset.nodes import Leaf, leaves
+from energon_lite.metadataset.nodes import Blend, Leaf, Member, Node, Repetition, leaves, walk
 from energon_lite.metadataset.read import read_metadataset, split_names
+from energon_lite.order.schedules import Weights
 from energon_lite.storage.local_paths import local_path
+
+LENGTHS_NAME = "default"  # of an index that no blend names
 
 
 def metadataset_info(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -18,26 +26,64 @@ def metadataset_info(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Returns:
         `name`, `path`, and `metadataset`: by split a list of its sources, each with `name`, `path`,
-        `split_part`, and `shards` and `samples` of that part, or an `error`.
+        `split_part`, and `shards` and `samples` of that part, or an `error`. Where they are known,
+        also `shares` (pairs of a draw of the run and the target share from 0 to 1 of the source
+        there), `unit` (of which they are shares), `loss_weight` and `tokens`.
 
     Raises:
         FileNotFoundError: A metadataset is missing.
         DatasetFormatError: A file is wrong; names file, line and key.
     """
     file = local_path(path)
-    splits = {
-        split: [
-            _source(folder)
-            for leaf in leaves(read_metadataset(file, split))
-            for folder in leaf.folders
-        ]
-        for split in split_names(file)
-    }
+    splits = {split: _split_rows(read_metadataset(file, split)) for split in split_names(file)}
     return {"name": file.name, "path": str(file), "metadataset": splits}
 
 
-def _source(leaf: Leaf) -> dict[str, Any]:
-    found = {"name": leaf.source_id, "path": str(leaf.path), "split_part": leaf.split_part}
+def _split_rows(root: Node) -> list[dict[str, Any]]:
+    blends = [node for node in walk(root) if isinstance(node, Blend)]
+    index = next((node.lengths for node in blends if node.lengths), LENGTHS_NAME)
+    unit = "tokens" if any(node.unit == "tokens" for node in blends) else "samples"
+    rows = [[_source(folder, index) for folder in leaf.folders] for leaf in leaves(root)]
+    # Of a join, the first dataset has the samples.
+    _, weights = _sizes_and_weights(root, iter([own[0].get("samples", 0) for own in rows]))
+    if weights is not None:
+        places = [0.0, *(x for x in weights.breaks.tolist() if x > 0)]
+        with suppress(ValueError):  # all weights are 0 at one of the places
+            for own, shares in zip(rows, weights.at(np.array(places)).T.tolist(), strict=True):
+                own[0] |= {"shares": list(zip(places, shares, strict=True)), "unit": unit}
+    return [row for own in rows for row in own]
+
+
+def _sizes_and_weights(node: Node, sizes: Iterator[int]) -> tuple[float, Weights | None]:
+    """Returns the samples of an epoch, and the weights; None for a leaf, or if all are 0.
+
+    Args:
+        node: what is blended, repeated or concatenated; the last two have shares by their samples.
+        sizes: samples of the leaves below, in their order.
+    """
+    if isinstance(node, Leaf):
+        return next(sizes), None
+    entries: list[Any] = []
+    total = 0.0
+    for member in node.members:
+        inner = member if isinstance(member, Node) else member.node
+        own, below = _sizes_and_weights(inner, sizes)
+        own *= float(member.repetitions) if isinstance(member, Repetition) else 1
+        total += own
+        weight = member.weight if isinstance(member, Member) else own
+        entries.append(weight if below is None else (weight, below))
+    try:
+        return total, Weights(entries)
+    except ValueError:
+        return total, None
+
+
+def _source(leaf: Leaf, index: str) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "name": leaf.source_id,
+        "path": str(leaf.path),
+        "split_part": leaf.split_part,
+    }
     try:
         known = format_of(leaf.path)
         if known.only_part is not None:
@@ -46,4 +92,13 @@ def _source(leaf: Leaf) -> dict[str, Any]:
         part = file.part(leaf.split_part)
     except (OSError, DatasetFormatError) as error:
         return {**found, "error": str(error)}
-    return {**found, "shards": len(part.shards), "samples": sum(part.counts)}
+    found |= {"shards": len(part.shards), "samples": sum(part.counts)}
+    if leaf.loss_weight != 1:
+        found["loss_weight"] = leaf.loss_weight
+    facts = read_facts(leaf.path, leaf.split_part, index)
+    with suppress(OSError, DatasetFormatError):
+        if facts is not None:
+            data, samples = str(facts.get("data")), sum(part.counts)
+            lengths = read_lengths(leaf.path, leaf.split_part, index, samples, data)
+            found["tokens"] = int(lengths.sum())
+    return found

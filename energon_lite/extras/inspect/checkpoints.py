@@ -17,8 +17,9 @@ from zipfile import BadZipFile, ZipFile
 import torch
 
 from energon_lite.core.errors import StateError
-from energon_lite.core.state import FORMAT, STATE_KEY, VERSION, checksum
+from energon_lite.core.state import FORMAT, STATE_KEY, VERSION, checksum, digest
 from energon_lite.extras.prepare.choose_shards import files_below
+from energon_lite.loader.comparison import Comparison
 from energon_lite.loader.resume import decompressed, states_of
 from energon_lite.storage import files
 
@@ -30,6 +31,16 @@ _SAVE = (
     "checkpoint of the trainer"
 )
 _MAX_DEPTH = 8  # of a state in what a trainer saves
+# Numbers of a rank, and texts of differences between a checkpoint and a pipeline, for two states.
+_COUNTS = {
+    "pass": "pass", "items_in_pass": "batches of the pass", "failed": "failed samples",
+    "count": "batches since the topology last changed", "ended": "at the end of the pass",
+}  # fmt: skip
+_WORDS = {
+    "Checkpoint has": "A has", "where this pipeline has": "where B has",
+    "not in the checkpoint, here": "not in A, in B",
+    "in the checkpoint, not here": "in A, not in B",
+}  # fmt: skip
 
 
 def checkpoint_info(paths: Sequence[Path]) -> dict[str, Any]:
@@ -179,3 +190,94 @@ def _described(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
         },
         "problem": problem,
     }
+
+
+def states_at(path: Path) -> list[dict[str, Any]]:
+    """Returns the states in a file, or in the files of a folder; see `checkpoint_info`.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        StateError: It holds no state of this library.
+    """
+    return [state for file in _files_with_states(path) for state in _states_in(file)]
+
+
+def checkpoint_diff(first: Path, second: Path) -> dict[str, Any]:
+    """Compares two checkpoints; the times that were measured are left aside.
+
+    Args:
+        first: a file or folder with the states of a run, here A.
+        second: another one, here B.
+
+    Returns:
+        `a` and `b` (the paths), `settings` (texts), `places` and `counts`, which list what differs
+        as `what`, `a` and `b`; None is for a value that is not there.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        StateError: One holds no state, an invalid one, or states of several runs.
+    """
+    (old_config, *old), (new_config, *new) = map(_run_contents, (first, second))
+    found = Comparison(old_config, new_config)
+    settings = [*found.edits, *found.forms, *found.others]
+    for phrase, words in _WORDS.items():
+        settings = [line.replace(phrase, words) for line in settings]
+    places, counts = (
+        [
+            {"what": what, "a": a.get(what), "b": b.get(what)}
+            for what in dict.fromkeys((*a, *b))
+            if a.get(what) != b.get(what)
+        ]
+        for a, b in zip(old, new, strict=True)
+    )
+    return {
+        "a": str(first), "b": str(second), "settings": settings, "places": places, "counts": counts,
+    }  # fmt: skip
+
+
+def _run_contents(path: Path) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Returns the configuration of a run, the places of its streams, and its counts."""
+    states: dict[Any, dict[str, Any]] = {}
+    counts: dict[str, Any] = {}
+    streams: dict[str, Any] = {}
+    for state in states_at(path):
+        other = states.setdefault(state.get("rank"), state)
+        if other.get("checksum") != state.get("checksum"):
+            raise StateError(
+                f"{path}: has several states of rank {state['rank']}; name one of them"
+            )
+    for state in states.values():
+        row = _described(path, state)
+        if row["problem"]:
+            raise StateError(f"{path}: the state of rank {row['rank']} {row['problem']}")
+        counts |= {"ranks": row["world_size"], "streams": row["num_streams"]}
+        counts |= {f"rank {row['rank']}: {words}": row[name] for name, words in _COUNTS.items()}
+        for name, own in row["sources"].items():
+            for key, number in filter(all, own.items()):
+                what = f"source {name}: {key}"
+                counts[what] = counts.get(what, 0) + number
+        for index, snapshot in decompressed(state["streams"], "streams").items():
+            if index not in streams or snapshot["items"] > streams[index]["items"]:
+                streams[index] = snapshot  # of ranks that run one stream, the one that is ahead
+    configs = (decompressed(state.get("config"), "config") for state in states.values())
+    return next(filter(None, configs), None), _stream_places(streams), counts
+
+
+def _stream_places(streams: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns how far each source is in all streams together, and what else streams stand at."""
+    places: dict[str, Any] = {}
+    for index, snapshot in sorted(streams.items(), key=lambda pair: int(pair[0])):
+        places[f"stream {index}: batches"] = snapshot["items"]
+        for name, position in _positions(snapshot):
+            what = f"source {name}: samples drawn"
+            places[what] = places.get(what, 0) + position
+    places["digest of all that streams save, buffers too"] = digest(dict(streams))[:8]
+    return places
+
+
+def _positions(snapshot: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    if snapshot.get("stage") == "source":
+        yield snapshot["name"], snapshot["position"]
+    inner = snapshot.get("inner") or ()
+    for below in inner.values() if isinstance(inner, Mapping) else inner:
+        yield from _positions(below)

@@ -24,7 +24,7 @@ from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import UserFunction
 from energon_lite.extras.inspect.draws import Draws, RunShape, draw_packs, draw_run, draw_samples
-from energon_lite.extras.inspect.text import counted
+from energon_lite.extras.view.words import counted
 from energon_lite.metadataset.build import build_training
 from energon_lite.metadataset.open import LeafOpener, open_node
 from energon_lite.stages.plan_order import order_of

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
+import io
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
+from rich.color import Color
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
 
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.decoding.sample_decoder import SampleDecoder
-from energon_lite.extras.media.av_decoder import AVDecoder
+from energon_lite.extras.view.fields import FieldView, fields_of, short_text, turns_of, view_of
+from energon_lite.extras.view.media_bytes import picture_bytes
 from energon_lite.metadataset.build import build_training, build_validation
 from energon_lite.metadataset.nodes import Blend, Leaf, walk
 from energon_lite.metadataset.open import LeafOpener, open_node
 
-_COLUMNS, _ROWS = 60, 12  # of a picture
+_COLUMNS, _ROWS = 60, 16  # of a picture, at most
 _SHADES = " .:-=+*#%@"
 _MAX_TEXT = 400
 _HIDDEN = ("__restore_key__", "__sources__")
@@ -29,6 +37,7 @@ def sample_texts(
 ) -> Iterator[str]:  # fmt: skip
     """Yields the samples of a split as text: their fields, with types and values.
 
+    Pictures are drawn in colours where the output is a terminal that has colours, else in ASCII.
     Samples of a blend come in the order of a run, as many as its sources have. They are decoded,
     but no task encoder or cooker runs.
 
@@ -50,37 +59,74 @@ def sample_texts(
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
     )  # fmt: skip
     make = build_training(opener, repeat=True) if is_blend else build_validation(node, opener)
-    yield from map(sample_text, islice(make, sum(map(len, opener.factories))))
+    colours = Console().color_system
+    for sample in islice(make, sum(map(len, opener.factories))):
+        yield sample_text(sample, colours)
 
 
-def sample_text(sample: Any) -> str:
-    """Writes the fields of a sample, a line or a picture each."""
-    fields = sample
-    if dataclasses.is_dataclass(sample):
-        fields = {f.name: getattr(sample, f.name) for f in dataclasses.fields(sample)}
-    lines = [f"{type(sample).__name__}"]
-    for name, value in fields.items():
+def sample_text(sample: Any, colours: Any = None) -> str:
+    """Writes the fields of a sample, a line each, with pictures and turns of conversations.
+
+    Args:
+        sample: a sample, a dict or a dataclass.
+        colours: of the terminal, as the `color_system` of a rich `Console`; without, pictures are
+            drawn in ASCII.
+    """
+    lines = [Text(type(sample).__name__)]
+    for name, value in fields_of(sample).items():
         if name not in _HIDDEN:
-            lines.append(f" - {name} ({type(value)}): {_value_text(value)}")
-            if isinstance(value, torch.Tensor) and value.ndim == 3 and value.shape[0] in (1, 3, 4):
-                lines += [f"       {row}" for row in _picture_rows(value)]
-    return "\n".join(lines)
+            lines += _field_lines(view_of(name, value), " ", colours is not None)
+    file = io.StringIO()
+    console = Console(file=file, color_system=colours, force_terminal=colours is not None)
+    console.print(Text("\n").join(lines), soft_wrap=True, end="")
+    return file.getvalue()
 
 
-def _value_text(value: Any) -> str:
+def _field_lines(view: FieldView, indent: str, has_colours: bool) -> Iterator[Text]:
+    kind = Text(f" ({type(view.value)}): ", "dim")
+    yield Text(f"{indent}- ") + Text(_printable(view.name), "bold") + kind + _value_text(view)
+    if view.kind == "picture":
+        with suppress(Exception):  # one that does not decode is described only
+            rows = _picture_rows(view.value, has_colours)
+            yield from (Text(f"{indent}      ") + row for row in rows)
+    for speaker, content in (turns_of(view.value) or []) if view.kind == "conversation" else []:
+        yield Text(f"{indent}      {_printable(speaker)}: {_printable(short_text(content))}")
+    for item in view.items:
+        yield from _field_lines(item, f"{indent}    ", has_colours)
+
+
+def _value_text(view: FieldView) -> str:
+    value = view.value
     if isinstance(value, torch.Tensor):
         return f"shape {tuple(value.shape)}, {value.dtype}"
-    if isinstance(value, AVDecoder):
-        return ", ".join(f"{key} {entry}" for key, entry in value.get_metadata().to_dict().items())
-    text = repr(value)
-    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}... ({len(text):,} characters)"
+    if view.kind in ("text", "number"):
+        text = repr(value)
+        return (
+            text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}... ({len(text):,} characters)"
+        )
+    return _printable(short_text(value, _MAX_TEXT)) if view.kind == "json" else view.summary
 
 
-def _picture_rows(picture: torch.Tensor) -> list[str]:
-    """Draws a picture (C, H, W) in characters, which are twice as high as wide."""
-    grey = picture[:3].float().mean(0)
-    grey = grey / (1 if picture.is_floating_point() else 255)
-    size = (min(_ROWS, max(1, _COLUMNS * grey.shape[0] // (2 * grey.shape[1]))), _COLUMNS)
-    small = torch.nn.functional.adaptive_avg_pool2d(grey[None], size)[0]
-    shades = (small.clamp(0, 1) * (len(_SHADES) - 1)).round().long()
-    return ["".join(_SHADES[shade] for shade in row) for row in shades.tolist()]
+def _printable(text: str) -> str:
+    """Escapes what a terminal would take for a command."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def _picture_rows(picture: Any, has_colours: bool) -> Iterator[Text]:
+    """Draws a picture in characters, which are twice as high as wide; of colours in half blocks."""
+    image = Image.open(io.BytesIO(picture_bytes(picture, 8 * _COLUMNS)[0])).convert("RGB")
+    rows = min(_ROWS, max(1, _COLUMNS * image.height // (2 * image.width)))
+    columns = min(_COLUMNS, max(1, 2 * rows * image.width // image.height))
+    if not has_colours:
+        grey = np.asarray(image.convert("L").resize((columns, rows))) / 255
+        shades = (grey * (len(_SHADES) - 1)).round().astype(int)
+        yield from (Text("".join(_SHADES[shade] for shade in row)) for row in shades)
+        return
+    small = np.asarray(image.resize((columns, 2 * rows)))
+    for upper, lower in zip(small[::2], small[1::2], strict=True):
+        styles = (Style(color=_rgb(a), bgcolor=_rgb(b)) for a, b in zip(upper, lower, strict=True))
+        yield Text.assemble(*(("▀", style) for style in styles))
+
+
+def _rgb(pixel: Any) -> Color:
+    return Color.from_rgb(*pixel.tolist())

@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from energon_lite.core.tables import table_lines
+from energon_lite.extras.view.words import counted, share_text, size_text
 from energon_lite.formats.known import format_of
 from energon_lite.formats.nvmeta import DEFAULT_DATASET, META
 
@@ -21,20 +22,7 @@ if TYPE_CHECKING:
 _NO_INDEX = "; no index: every run reads the whole file first"
 _INDEXED = {True: "; indexed", False: _NO_INDEX, None: ""}
 _BAR = 32  # characters
-
-
-def counted(count: int, what: str) -> str:
-    """Writes a number of things: 1 shard, 2,000 shards."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def size_text(size: float) -> str:
-    """Writes a number of bytes with two digits and its unit."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
-        size /= 1024
-    return f"{size:.2f} TiB"
+_LISTED_DIFFERENCES = 40
 
 
 def _amount(samples: int, shards: int) -> str:
@@ -97,6 +85,24 @@ def checkpoint_text(report: Mapping[str, Any]) -> Iterator[str]:
             yield f"    {name}: {read}, {row['skipped']:,} skipped"
 
 
+def diff_text(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what `checkpoint_diff` found."""
+    yield f"A: {report['a']}\nB: {report['b']}"
+    lines = {"settings": report["settings"]}
+    for name in ("places", "counts"):
+        rows = [(row["what"], row["a"], row["b"]) for row in report[name]]
+        known = [
+            (what, *("none" if v is None else f"{v:,}" if type(v) is int else v for v in own))
+            for what, *own in rows
+        ]
+        lines[name] = [f"{what}: {a} in A, {b} in B" for what, a, b in known]
+    for name, found in lines.items():
+        yield f"{name}: {'differ' if found else 'equal'}"
+        yield from (f"  {line}" for line in found[:_LISTED_DIFFERENCES])
+        if len(found) > _LISTED_DIFFERENCES:
+            yield f"  and {len(found) - _LISTED_DIFFERENCES:,} more (all of them with --json)"
+
+
 def info_text(report: Mapping[str, Any]) -> Iterator[str]:
     """Yields what `dataset_info` or `metadataset_info` found."""
     head = f"{report['name']}: {report['path']}"
@@ -145,7 +151,19 @@ def _metadataset_lines(splits: Mapping[str, Sequence[Mapping[str, Any]]]) -> Ite
             if text is None:
                 amount = _amount(source["samples"], source["shards"])
                 text = f"{amount}, part {source['split_part']!r} of {source['path']}"
+                text += "".join(_blended_parts(source))
             yield f"    {source['name']}: {text}"
+
+
+def _blended_parts(source: Mapping[str, Any]) -> Iterator[str]:
+    if "shares" in source:
+        places, shares = zip(*source["shares"], strict=True)
+        unit = " of tokens" if source["unit"] == "tokens" else ""
+        yield f"; target share{unit} {share_text(shares, places)}"
+    if "loss_weight" in source:
+        yield f"; loss weight {source['loss_weight']:g}"
+    if "tokens" in source:
+        yield f"; {counted(source['tokens'], 'token')}"
 
 
 def lint_text(report: LintReport) -> Iterator[str]:

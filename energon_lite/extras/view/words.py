@@ -1,6 +1,10 @@
-"""Numbers of things and of bytes, as words."""
+"""Numbers of things and of bytes, and shares of a blend, as words."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+_MAX_SHARES = 4  # of a schedule with more the ends are written
 
 
 def counted(count: int, what: str) -> str:
@@ -20,3 +24,20 @@ def size_text(size: float, digits: int = 2) -> str:
             return f"{size:,.0f} {unit}" if unit == "B" else f"{size:.{digits}f} {unit}"
         size /= 1024
     return f"{size:.{digits}f} TiB"
+
+
+def share_text(shares: Sequence[float], places: Sequence[float]) -> str:
+    """Writes the share of a source in a blend: 75.0 %, or 50.0 % → 10.0 % over 1,000 samples.
+
+    Args:
+        shares: one for each place, in 0..1.
+        places: draws of the run, ascending, at which a schedule has a point.
+    """
+    edges = [i for i, share in enumerate(shares) if not i or abs(share - shares[i - 1]) > 1e-9]
+    # Of a thousand sources, some have a share of 0.0002 %.
+    texts = [f"{100 * s:.1f} %" if s > 5e-4 or not s else f"{100 * s:.1g} %" for s in shares]
+    texts = [texts[edge] for edge in edges]
+    if len(texts) > _MAX_SHARES:
+        texts[_MAX_SHARES - 2 : -1] = ["..."]
+    over = f" over {places[edges[-1]]:,.0f} samples" if len(edges) > 1 else ""
+    return f"{' → '.join(texts)}{over}"

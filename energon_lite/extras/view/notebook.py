@@ -1,0 +1,115 @@
+"""Samples, batches, packs and datasets as HTML for notebooks; all text of data is escaped."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+from contextlib import suppress
+from html import escape
+from itertools import islice, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from energon_lite.decoding.images import image_format
+from energon_lite.extras.view.fields import is_picture
+from energon_lite.extras.view.media_bytes import picture_bytes
+from energon_lite.extras.view.reprs import brief, fields_in_repr, head_of, is_pack
+from energon_lite.extras.view.stage_tree import is_tree
+from energon_lite.names.energon_modules import Described
+
+_EDGE_PIXELS, _MAX_PICTURES, _MAX_FIELDS, _MAX_ROWS, _MAX_CHARACTERS = 256, 4, 40, 16, 400
+_MAX_ENTRIES = 32  # of a list, in which pictures are looked for
+_ROW = "display:flex;height:1.2em;margin:2px 0;max-width:60em"
+_PADDING = "repeating-linear-gradient(45deg,#8886 0 2px,#8882 2px 6px)"
+
+
+def html_of(value: Any) -> str:
+    """Returns a sample with its pictures, a pack as coloured segments, or a tree of stages.
+
+    Pictures have at most 256 pixels in each direction. Where a class defines `__repr__`, its text
+    is shown. Never raises.
+    """
+    try:
+        if is_tree(value) or vars(Described)["__repr__"] is not type(value).__repr__:
+            return f"<pre>{escape(repr(value))}</pre>"
+        return _item_html(value)
+    except Exception:  # a notebook would show an error instead of the result of a cell
+        return f"<pre>{escape(object.__repr__(value))}</pre>"
+
+
+def _item_html(item: Any) -> str:
+    parts = [f"<b>{escape(type(item).__name__)}</b> {escape(', '.join(head_of(item)))}"]
+    if is_pack(item) and not item.segment_ids.is_meta:
+        numbers = item.segment_ids.reshape(-1, item.segment_ids.shape[-1]).cpu().numpy()
+        keys = iter(getattr(item, "__keys__", item.__key__))
+        parts += [_row_html(row, keys) for row in numbers[:_MAX_ROWS]]
+        if len(numbers) > _MAX_ROWS:
+            parts.append(f"<div>and {len(numbers) - _MAX_ROWS:,} more rows</div>")
+        parts += map(_picture_html, item.images[:_MAX_PICTURES])
+    fields = fields_in_repr(item)
+    cells = [
+        f'<tr><th style="text-align:left">{escape(name)}</th>'
+        f'<td style="text-align:left;white-space:pre-wrap">{_value_html(value)}</td></tr>'
+        for name, value in islice(fields.items(), _MAX_FIELDS)
+    ]
+    if len(fields) > _MAX_FIELDS:
+        cells.append(f"<tr><td>and {len(fields) - _MAX_FIELDS:,} more fields</td></tr>")
+    return f"<div>{''.join(parts)}</div><table>{''.join(cells)}</table>"
+
+
+def _value_html(value: Any) -> str:
+    if isinstance(value, str):
+        is_long = len(value) > _MAX_CHARACTERS
+        return escape(f"{value[:_MAX_CHARACTERS]}..." if is_long else value)
+    pictures = ""
+    with suppress(Exception):  # an odd array is described only
+        pictures = "".join(map(_picture_html, islice(_pictures_in(value), _MAX_PICTURES)))
+    return f"{pictures}<div>{escape(brief(value))}</div>"
+
+
+def _pictures_in(value: Any, depth: int = 0) -> Iterator[Any]:
+    """Yields the pictures that a value is, or holds."""
+    if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim < 4:
+        yield from [value] if is_picture(value) else []
+    elif isinstance(value, (list, tuple, torch.Tensor, np.ndarray)) and depth < 2:
+        for entry in value[:_MAX_ENTRIES]:
+            yield from _pictures_in(entry, depth + 1)
+    elif hasattr(value, "getbands") or (isinstance(value, bytes) and image_format(value[:32])):
+        yield value
+
+
+def _picture_html(picture: Any) -> str:
+    with suppress(Exception):  # one that cannot be drawn is described only
+        if isinstance(picture, torch.Tensor):  # a large one takes long to convert
+            step = max(1, max(picture.shape) // (4 * _EDGE_PIXELS))
+            picture = picture[:, ::step, ::step]
+        if isinstance(picture, bytes):
+            picture = Image.open(io.BytesIO(picture), formats=[image_format(picture) or ""])
+            picture.draft("RGB", (_EDGE_PIXELS, _EDGE_PIXELS))
+        raw, media_type = picture_bytes(picture, _EDGE_PIXELS)
+        data = base64.b64encode(raw).decode()
+        return f'<img alt="" src="data:{media_type};base64,{data}" style="margin:2px">'
+    return ""
+
+
+def _row_html(numbers: Any, keys: Iterator[str]) -> str:
+    """Draws a row of a pack: a bar for each sample, as wide as its part of the tokens.
+
+    `batch_view`, which is for pages, describes each token; a large batch would take seconds.
+
+    Args:
+        numbers: shape (L,); the number of each token's sample in the row, 0 for padding.
+        keys: of the samples, those of this row next.
+    """
+    bars = []
+    for start, stop in pairwise([0, *(np.flatnonzero(np.diff(numbers)) + 1), len(numbers)]):
+        number, size = int(numbers[start]), int(stop - start)
+        title = escape(f"{next(keys, '') if number else 'padding'}: {size:,} tokens")
+        # The golden angle: neighbours have unlike colours.
+        colour = f"hsl({number * 137.5 % 360:.0f} 60% 55%)" if number else _PADDING
+        bars.append(f'<span title="{title}" style="flex:{size};background:{colour}"></span>')
+    return f'<div style="{_ROW}">{"".join(bars)}</div>'
