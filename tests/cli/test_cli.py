@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import pty
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 from energon_lite.balance import CostModel
 from energon_lite.extras.cli import app, options
+from energon_lite.extras.cli.commands import main
 from energon_lite.extras.cli.wizard import Answers, NoAnswerError
 from energon_lite.extras.inspect.forecast import DEFAULT_COST
 from energon_lite.extras.lengths.length_index import DEFAULT_NAME
@@ -36,6 +38,14 @@ TYPED = ["--split-ratio", "2,1,1", "--sample-type", "TextSample", "--field-map",
 def root(tmp_path):
     write_texts(tmp_path / "data", samples_per_shard=5)
     return tmp_path / "data"
+
+
+COMMANDS = {name: command for name, command in main.commands.items() if not command.hidden}
+COMMANDS |= {
+    f"checkpoint {name}": command
+    for name, command in COMMANDS.pop("checkpoint").commands.items()
+    if not command.hidden
+}
 
 
 def run(*args: object, answers: str = ""):
@@ -458,6 +468,22 @@ def test_a_metadataset_is_described_and_checked(blend):
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_an_example_that_it_takes(name):
+    example = run(*name.split(), "--help").stdout.partition("Example:\n  ")[2].split()
+    assert example[: 1 + name.count(" ") + 1] == ["energon-lite", *name.split()]
+    arguments = itertools.takewhile(lambda word: word != ">", example[2 + name.count(" ") :])
+    assert COMMANDS[name].make_context(name, [*arguments]).args == []
+
+
+def test_names_of_commands_are_completed():
+    env = {"_ENERGON_LITE_COMPLETE": "complete_bash", "COMP_CWORD": "1"}
+    shown = CliRunner().invoke(
+        app, prog_name="energon-lite", env={**env, "COMP_WORDS": "energon-lite prep"}
+    )
+    assert shown.stdout.split() == ["prepare", "prepare-media"]
+
+
 @pytest.mark.parametrize("args", ["--help", "prepare --help", "info --help", "lengths -h", "-V"])
 def test_help_imports_neither_torch_nor_numpy(args):
     code = (

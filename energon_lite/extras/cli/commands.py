@@ -16,6 +16,7 @@ import typer.main
 from typer import Argument, Option
 
 from energon_lite.extras.cli import options
+from energon_lite.extras.cli.command_examples import EXAMPLES
 from energon_lite.extras.cli.options import errors_as_text, late, print_report
 
 _ENERGON_SHUFFLE_SEED = 42  # of Energon's --shuffle-tars
@@ -34,7 +35,6 @@ app = typer.Typer(
     name="energon-lite",
     help="Prepares, describes and checks WebDataset folders in the format of Megatron-Energon.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -508,6 +508,17 @@ def _add_missing(name: str, instead: str) -> None:
 
 for _name, _text in _INSTEAD.items():
     _add_missing(_name, _text)
+
+
+def _add_examples(commands: typer.Typer, group: str = "") -> None:
+    for command in commands.registered_commands:
+        name = command.name or getattr(command.callback, "__name__", "")
+        if text := EXAMPLES.get(group + name):
+            command.epilog = f"\b\nExample:\n  {text}"  # \b: as it is, not filled to lines
+
+
+_add_examples(app)
+_add_examples(checkpoint_app, "checkpoint ")
 
 main: Any = typer.main.get_command(app)
 # Here, names are commands, not functions; `prepare_media` is `prepare-media`.
