@@ -1,0 +1,208 @@
+"""Runs a pipeline without a model: what its parts take, and how many workers would do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter, sleep
+from typing import Any
+
+import torch
+
+from energon_lite.core.samples import field_of
+from energon_lite.core.topology import WorkerConfig, num_cores
+from energon_lite.extras.report.advice import MARGIN, TimeRow, without_steps
+from energon_lite.extras.report.hook_clock import HookClock
+from energon_lite.extras.report.run_report import Report, made_report
+from energon_lite.extras.report.stats_file import read_stats, total
+from energon_lite.loader.loader import SavableDataLoader
+from energon_lite.loader.workers.codec import packed_delivery, unpacked
+from energon_lite.loader.workers.rank_feed import Delivery
+from energon_lite.pipeline import get_train_dataset
+from energon_lite.task_encoder.base import AnyTaskEncoder, checked_encoder
+
+_PARTS = 1 / 3  # of the time: the parts are measured in this process, then workers run
+_NUM_LINES = 30
+_OF_BATCHES = {
+    f"hook {name}"
+    for name in ("postencode_sample", "pack_selected_samples", "batch", "encode_batch")
+}
+_NUMBERS_OF_WORKERS = (1, 2, 4, 8, 16)
+
+Progress = Callable[[str, int, int], None]
+
+
+def dry_run(
+    path: str | os.PathLike[str],
+    encoder: AnyTaskEncoder | None = None,
+    *,
+    batch_size: int = 8,
+    num_workers: int | None = None,
+    seconds: float = 60.0,
+    step_sec: float = 0.0,
+    split_part: str = "train",
+    trust: bool | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Reports what a training run on this machine would wait for, as one rank without a model.
+
+    Args:
+        path: a prepared folder, a file of samples or a metadataset.
+        encoder: the task encoder; by default one that changes nothing.
+        batch_size: samples, or packs, of a batch.
+        num_workers: worker processes; by default 4, or the cores of this machine if it has fewer.
+        seconds: how long it measures; starting takes time besides.
+        step_sec: how long a training step takes; by default batches are taken as fast as they come.
+        split_part: the split.
+        trust: whether code that the dataset names may be run.
+        progress: gets the name of a task, the seconds done, and all of them.
+
+    Raises:
+        ValueError: An argument or a file of the dataset is invalid.
+        FileNotFoundError: The path does not exist.
+    """
+    if seconds <= 0 or step_sec < 0:
+        raise ValueError(
+            f"seconds={seconds!r} must be above 0, and step_sec={step_sec!r} at least 0"
+        )
+    encoder = checked_encoder(encoder)
+    workers = min(4, num_cores()) if num_workers is None else num_workers
+    more: dict[str, Any] = {} if trust is None else {"trust": trust}
+
+    def loader(
+        encoder: AnyTaskEncoder, num_workers: int, log: Path | None = None
+    ) -> SavableDataLoader[Any]:
+        streams = max(1, workers)
+        config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, num_streams=streams)
+        dataset = get_train_dataset(
+            path, split_part=split_part, batch_size=batch_size, worker_config=config,
+            task_encoder=encoder, **more,
+        )  # fmt: skip
+        return SavableDataLoader(dataset, max_skip_rate=1, skip_log=log)
+
+    show = progress or (lambda *_: None)
+    clock = HookClock()
+    with loader(clock.on(encoder), 0) as own:
+        parts, fill = _parts_of_a_batch(own, clock, seconds * _PARTS, show, sends=workers > 0)
+    with TemporaryDirectory() as folder:
+        file, log = Path(folder, "stats"), Path(folder, "skips")
+        with loader(encoder, workers, log) as own:
+            _run(own, file, seconds * (1 - _PARTS), step_sec, show)
+        records, skips, _ = read_stats([path for path in (file, log) if path.exists()])
+    num_batches = max(1, records[-1].step - records[0].step)
+    batch_sec = max(1e-6, (records[-1].time or 0.0) - (records[0].time or 0.0)) / num_batches
+    steps = f"steps of {step_sec * 1000:g} ms" if step_sec else "steps that take no time"
+    work_sec = sum(parts.values())
+    return made_report(
+        f"dry run of {os.fspath(path)}, {num_batches:,} {steps}", records, skips=skips, fill=fill,
+        times=[TimeRow(name, sec * num_batches) for name, sec in parts.items()],
+        advice="" if step_sec else without_steps(parts, workers, batch_sec),
+        workers={number: MARGIN * work_sec / number for number in _NUMBERS_OF_WORKERS},
+        warnings=[f"of one rank, on a machine of {num_cores()} cores"],
+    )  # fmt: skip
+
+
+def _parts_of_a_batch(
+    loader: Any, clock: HookClock, seconds: float, show: Progress, *, sends: bool
+) -> tuple[dict[str, float], float | None]:
+    """Returns the seconds that each part takes for a batch, and the fill of the batches.
+
+    The first batch opens files, imports and compiles. It is left out, unless it filled a buffer
+    from which the later ones are packed: then the work on samples is that of all batches.
+    """
+    batches = _batches_for(loader, seconds, 1, "Measuring the parts", show)
+    next(batches)
+    since = _spent(loader, clock)
+    number, samples, cells, full, sent_sec = 0, 0, 0, 0, 0.0
+    for batch in batches:
+        number += 1
+        keys = field_of(batch, "__key__")
+        samples += len(keys) if isinstance(keys, (list, tuple)) else 0
+        size, filled = _tokens_of(batch)
+        cells, full = cells + size, full + filled
+        sent_sec += _transport_sec(batch) if sends else 0.0
+    whole = _spent(loader, clock)
+    own = {name: sec - since.get(name, 0.0) for name, sec in whole.items()}
+    by_sample = own if 2 * own["draws"] > whole["draws"] else whole
+    # Batches without keys hold as many samples as were drawn for them.
+    each = (samples or own["draws"]) / max(1, number) / max(1, by_sample["draws"])
+    once = 1 / max(1, number)
+    parts = {
+        "read": (by_sample["read_sec"] - by_sample["outer"]) * each,
+        "decode": by_sample["decode"] * each,
+    }
+    hooks = [name for name, _ in clock.seconds.most_common() if name != "decode"]
+    for name in hooks:
+        parts[name] = own[name] * once if name in _OF_BATCHES else by_sample[name] * each
+    inner_sec = sum(own[name] for name in hooks) + own["decode"] - own["outer"]
+    parts["pack and batch"] = (own["wait_sec"] - own["read_sec"] - inner_sec) * once
+    if sends:
+        parts["transport"] = sent_sec * once
+    full = full or int(own["tokens"])  # without a mask, by the lengths that the encoder measures
+    fill = min(1.0, full / cells) if full and cells else None
+    return {name: max(0.0, sec) for name, sec in parts.items()}, fill
+
+
+def _spent(loader: Any, clock: HookClock) -> dict[str, float]:
+    """Returns the counts of the loader and the seconds of the clock up to here."""
+    counts = total(map(vars, loader.stats().values()))
+    return {**counts, "decode": 0.0, "outer": clock.decode_sec, **clock.seconds}
+
+
+def _batches_for(
+    loader: Any, seconds: float, num_first: int, what: str, show: Progress
+) -> Iterator[Any]:
+    """Yields batches, pass after pass, for some seconds after the first ones; at least one more."""
+    began, has_any, number = None, True, 0
+    while has_any:
+        has_any = False
+        for batch in loader:
+            has_any, number = True, number + 1
+            yield batch
+            if number < num_first:
+                continue
+            began = began or perf_counter()
+            done = perf_counter() - began
+            show(what, min(int(done), int(seconds)), int(seconds))
+            if number > num_first and done >= seconds:
+                return
+
+
+def _run(loader: Any, file: Path, seconds: float, step_sec: float, show: Progress) -> None:
+    """Runs steps that only wait, and writes the counts now and then.
+
+    Not before each worker had a batch to give: the first ones wait for its start.
+    """
+    workers = loader.worker_config.num_workers
+    num_first, due, step = max(1, workers), 0.0, 0
+    name = f"Running with {workers} worker{'' if workers == 1 else 's'}"
+    for _ in _batches_for(loader, seconds, num_first, name, show):
+        step += 1
+        sleep(step_sec)
+        if step >= num_first and perf_counter() >= due:
+            loader.stats().write_to(file, step)
+            due = perf_counter() + seconds / _NUM_LINES
+    loader.stats().write_to(file, step)
+
+
+def _tokens_of(batch: Any) -> tuple[int, int]:
+    """Returns the places for tokens in a batch, and how many a mask says are filled, else 0."""
+    ids = field_of(batch, "input_ids")
+    masks = field_of(batch, "segment_ids"), field_of(batch, "attention_mask")
+    cells = ids.numel() if isinstance(ids, torch.Tensor) else 0
+    filled = (
+        int((mask > 0).sum())
+        for mask in masks
+        if isinstance(mask, torch.Tensor) and mask.numel() == cells
+    )
+    return cells, next(filled, 0)
+
+
+def _transport_sec(batch: Any) -> float:
+    """Returns how long a batch takes to be pickled, copied to the other process and unpickled."""
+    since = perf_counter()
+    body, buffers = packed_delivery(Delivery(batch, 0, 0, None, [], []), "in a dry run")
+    unpacked(b"".join(body), [bytearray(buffer) for buffer in buffers])
+    return perf_counter() - since

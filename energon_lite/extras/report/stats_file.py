@@ -1,0 +1,190 @@
+"""A JSONL file of `loader.stats()`: a line for each logged step, appended and read back.
+
+A run may be killed in the middle of a line, and may resume before the last step of the file: a line
+that is cut is left out, and a later line replaces those of its step and of the steps after it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from energon_lite.core.errors import DatasetFormatError
+from energon_lite.core.state import JSON
+from energon_lite.core.stream_context import SkipRecord
+from energon_lite.loader.stats import COUNTED, Stats
+
+Counts = Mapping[str, float]
+_ALL = -1  # the place of a rank, in a line of all ranks together
+_Rows = dict[int, dict[int, dict[str, Any]]]  # lines by step and rank
+_BEGAN = time.time()  # of the process: time between two of them is no time of the run
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """Counts since the run began, up to a step.
+
+    Attributes:
+        step: the training step.
+        time: when it was written, in seconds since 1970; None for a saved state.
+        began: when the process that wrote it began.
+        unit: what shares are of, "samples" or "tokens".
+        num_workers: loader workers of each rank; None if it is not known.
+        sources: of all ranks, by source: the counts of `SourceStats`, with `size` and `target`.
+        ranks: the counts of each rank, of all its sources together.
+    """
+
+    step: int
+    time: float | None
+    began: float | None
+    unit: str
+    num_workers: int | None
+    sources: dict[str, dict[str, float]]
+    ranks: Sequence[Counts]
+
+
+def append_stats(stats: Stats, file: Any, step: int) -> None:
+    """Appends a line of counts to a JSONL file.
+
+    Args:
+        stats: of a rank, or of all together (`reduced`).
+        file: a path, whose missing folders are created; or a file that is open for text.
+        step: the training step.
+
+    Raises:
+        OSError: The file cannot be written to.
+    """
+    line = json.dumps(_plain(stats, step), allow_nan=False) + "\n"
+    if hasattr(file, "write"):
+        file.write(line)
+        return
+    path = Path(file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+", buffering=0) as opened:
+        if opened.seek(0, os.SEEK_END):
+            opened.seek(-1, os.SEEK_END)
+            if opened.read(1) != b"\n":  # a run was killed there
+                line = "\n" + line
+        opened.write(line.encode())
+
+
+def _plain(stats: Stats, step: int) -> dict[str, JSON]:
+    sources: dict[str, JSON] = {
+        name: {
+            "size": stats.facts[name].num_samples if name in stats.facts else None,
+            "target": _finite(stats.target.get(name, 0.0)),
+            **_counts_of(vars(source)),
+        }
+        for name, source in stats.items()
+    }
+    ranks = [list(map(_counts_of, rank.values())) for rank in stats.ranks]
+    head: dict[str, JSON] = {"step": int(step), "time": time.time(), "began": _BEGAN}
+    return {
+        **head, "unit": stats.unit, **stats.place, "sources": sources,
+        "ranks": [{**total(rank)} for rank in ranks],
+    }  # fmt: skip
+
+
+def _counts_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _finite(row[name]) for name in COUNTED}
+
+
+def _finite(value: float) -> float | None:
+    """Returns a number that JSON has; None for another one."""
+    return round(value, 6) if math.isfinite(value) else None
+
+
+def total(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns the counts of several sources together."""
+    rows = list(rows)
+    return {name: sum(row.get(name) or 0 for row in rows) for name in COUNTED}
+
+
+def read_stats(paths: Sequence[Path]) -> tuple[list[Record], list[SkipRecord], list[str]]:
+    """Reads the files of `append_stats`, of one rank or of each, and skip logs of the loader.
+
+    Returns:
+        The records, a step each; the skipped samples; and warnings of what was left out.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DatasetFormatError: The files hold no line of counts.
+    """
+    found: _Rows = {}
+    skips: dict[str, SkipRecord] = {}
+    bad = 0
+    for path in paths:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                try:
+                    row = json.loads(line)
+                    if "sample_key" in row:
+                        # A resumed run lists again what it skips again.
+                        skips[json.dumps([row["stage"], row["restore_key"]])] = SkipRecord(
+                            *(row[name] for name in SkipRecord._fields)
+                        )
+                    else:
+                        _add_row(found, row)
+                except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                    bad += bool(line.strip())
+    warnings = [f"{bad:,} lines are cut, or no counts: left out"] if bad else []
+    whole = [rows for _, of_step in sorted(found.items()) if (rows := _rows_of(of_step))]
+    records = [_record(rows) for rows in whole]
+    if len(records) < len(found):
+        warnings.append(f"{len(found) - len(records):,} steps lack the counts of some ranks")
+    if not records:
+        raise DatasetFormatError(
+            f"{', '.join(map(str, paths))}: no line has the counts of a step of all its ranks. "
+            "Write them by `loader.stats().write_to(path, step)`; give the files of all ranks"
+        )
+    return records, list(skips.values()), warnings
+
+
+def _add_row(found: _Rows, row: dict[str, Any]) -> None:
+    """Adds a line; forgets what its rank wrote for this step and later ones, before a resume."""
+    rank, step = int(row.get("rank", _ALL)), int(row["step"])
+    row["time"], row["began"] = float(row["time"]), float(row["began"])
+    total([*row["sources"].values(), *row.get("ranks", ())])  # raises where a count is no number
+    for later in [own for own in found if own >= step]:
+        found[later].pop(rank, None)
+        if not found[later]:
+            del found[later]
+    found.setdefault(step, {})[rank] = row
+
+
+def _rows_of(rows: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the lines of a step: that of all ranks together, or those of the last topology."""
+    if _ALL in rows:
+        return [rows[_ALL]]
+    size = max(rows.values(), key=itemgetter("time")).get("world_size", 1)
+    own = [rows[rank] for rank in sorted(rows) if rows[rank].get("world_size", 1) == size]
+    return own if len(own) == size else []
+
+
+def _record(rows: list[dict[str, Any]]) -> Record:
+    newest = max(rows, key=itemgetter("time"))
+    each = [total(row["sources"].values()) for row in rows]
+    return Record(
+        newest["step"], newest["time"], newest["began"], newest.get("unit", "samples"),
+        newest.get("num_workers"), summed_sources([row["sources"] for row in rows]),
+        newest.get("ranks") or each,
+    )  # fmt: skip
+
+
+def summed_sources(ranks: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, float]]:
+    """Returns the counts of several ranks together, by source; size and target are of the run."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for rank in ranks:
+        for name, row in rank.items():
+            found.setdefault(str(name), []).append(row)
+    return {
+        name: {**{key: own[0].get(key) or 0 for key in ("size", "target")}, **total(own)}
+        for name, own in found.items()
+    }
