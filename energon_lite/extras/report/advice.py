@@ -104,6 +104,6 @@ def without_steps(parts: Mapping[str, float], num_workers: int, batch_sec: float
     batch_sec = max(batch_sec, sum(parts.values()) / max(1, num_workers))
     makers = f"{num_workers or 'no'} worker{'' if num_workers == 1 else 's'}"
     return (
-        f"{most.name} takes longest ({part:.0%} of the loader's work). With {makers}, training "
-        f"steps of {batch_sec * 1000:,.3g} ms or more do not wait"
+        f"{most.name.capitalize()} takes longest ({part:.0%} of the loader's work). With {makers}, "
+        f"training steps of {batch_sec * 1000:,.3g} ms or more do not wait"
     )

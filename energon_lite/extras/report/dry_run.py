@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter, sleep
@@ -13,16 +13,18 @@ import torch
 
 from energon_lite.core.samples import field_of
 from energon_lite.core.topology import WorkerConfig, num_cores
+from energon_lite.extras.inspect.text import counted
 from energon_lite.extras.report.advice import MARGIN, TimeRow, without_steps
 from energon_lite.extras.report.hook_clock import HookClock
 from energon_lite.extras.report.run_report import Report, made_report
-from energon_lite.extras.report.stats_file import read_stats, total
+from energon_lite.extras.report.stats_file import Record, read_stats, total
 from energon_lite.loader.loader import SavableDataLoader
 from energon_lite.loader.workers.codec import packed_delivery, unpacked
 from energon_lite.loader.workers.rank_feed import Delivery
 from energon_lite.pipeline import get_train_dataset
 from energon_lite.task_encoder.base import AnyTaskEncoder, checked_encoder
 
+_NOTICED = 1.3  # times as long as alone
 _PARTS = 1 / 3  # of the time: the parts are measured in this process, then workers run
 _NUM_LINES = 30
 _OF_BATCHES = {
@@ -83,9 +85,13 @@ def dry_run(
         return SavableDataLoader(dataset, max_skip_rate=1, skip_log=log)
 
     show = progress or (lambda *_: None)
-    clock = HookClock()
-    with loader(clock.on(encoder), 0) as own:
-        parts, fill = _parts_of_a_batch(own, clock, seconds * _PARTS, show, sends=workers > 0)
+    clock, num_threads = HookClock(), torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a worker
+    try:
+        with loader(clock.on(encoder), 0) as own:
+            parts, fill = _parts_of_a_batch(own, clock, seconds * _PARTS, show, sends=workers > 0)
+    finally:
+        torch.set_num_threads(num_threads)
     with TemporaryDirectory() as folder:
         file, log = Path(folder, "stats"), Path(folder, "skips")
         with loader(encoder, workers, log) as own:
@@ -93,15 +99,30 @@ def dry_run(
         records, skips, _ = read_stats([path for path in (file, log) if path.exists()])
     num_batches = max(1, records[-1].step - records[0].step)
     batch_sec = max(1e-6, (records[-1].time or 0.0) - (records[0].time or 0.0)) / num_batches
+    slower = _slowdown(records[0], records[-1], parts)
+    parts = {name: sec * slower for name, sec in parts.items()}
+    notes = [f"of one rank, on a machine of {num_cores()} cores"]
+    if slower > _NOTICED:
+        notes.append(
+            f"{counted(workers, 'worker')} at once took {slower:.1f} times as long for the same "
+            "work as this process alone: cores, memory or storage are short"
+        )
     steps = f"steps of {step_sec * 1000:g} ms" if step_sec else "steps that take no time"
-    work_sec = sum(parts.values())
     return made_report(
         f"dry run of {os.fspath(path)}, {num_batches:,} {steps}", records, skips=skips, fill=fill,
         times=[TimeRow(name, sec * num_batches) for name, sec in parts.items()],
         advice="" if step_sec else without_steps(parts, workers, batch_sec),
-        workers={number: MARGIN * work_sec / number for number in _NUMBERS_OF_WORKERS},
-        warnings=[f"of one rank, on a machine of {num_cores()} cores"],
+        workers={n: MARGIN * sum(parts.values()) / n for n in _NUMBERS_OF_WORKERS},
+        warnings=notes,
     )  # fmt: skip
+
+
+def _slowdown(first: Record, last: Record, parts: Mapping[str, float]) -> float:
+    """Returns how much longer the workers took for their work than one process alone; at least 1."""
+    before, after = (total(record.sources.values()) for record in (first, last))
+    sec = sum(after[name] - before[name] for name in ("read_sec", "encode_sec"))
+    alone_sec = sum(sec for name, sec in parts.items() if name != "transport")
+    return max(1.0, sec / max(1e-9, alone_sec * (last.step - first.step)))
 
 
 def _parts_of_a_batch(

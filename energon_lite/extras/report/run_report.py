@@ -17,7 +17,7 @@ from energon_lite.extras.report.advice import TimeRow, headline, timed_together
 from energon_lite.extras.report.stats_file import Counts, Record, read_stats, summed_sources, total
 from energon_lite.loader.resume import decompressed
 
-_MAX_INTERVALS = 60  # of a report; lines between them are left out
+_MAX_INTERVALS = 24  # of a report; lines between them are left out
 _MAX_SKIPS = 100  # that a report lists
 
 
@@ -79,7 +79,7 @@ class Report:
         tokens_per_sec: of all ranks; 0 without a `sample_length`.
         fill: the part of the tokens of a batch that is no padding.
         sources: a row each.
-        intervals: the run in up to 60 parts.
+        intervals: the run in up to 25 parts.
         ranks: the counts of each rank.
         num_skipped: samples skipped.
         skips: some of them, with their names; from a skip log only.
