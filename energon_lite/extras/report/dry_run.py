@@ -118,7 +118,7 @@ def dry_run(
 
 
 def _slowdown(first: Record, last: Record, parts: Mapping[str, float]) -> float:
-    """Returns how much longer the workers took for their work than one process alone; at least 1."""
+    """Returns how many times as long as one process alone the workers took; at least 1."""
     before, after = (total(record.sources.values()) for record in (first, last))
     sec = sum(after[name] - before[name] for name in ("read_sec", "encode_sec"))
     alone_sec = sum(sec for name, sec in parts.items() if name != "transport")
