@@ -34,6 +34,7 @@ ROWS: list[list[str | frozenset[str]]] = [
         "extras.lengths",
         "extras.energon",
         "extras.inspect",
+        "extras.report",
         "extras.testing",
         "extras.trainers",
     ],
@@ -48,6 +49,7 @@ OPTIONAL: dict[str, str] = {
     "mfusepy": "energon_lite/extras/inspect/mounting.py",
     "numba": "energon_lite/core/compiled.py",  # slow to import
     "PIL": "energon_lite/decoding/images.py",
+    "plotly": "energon_lite/extras/report/report_page.py",
     "simplejpeg": "energon_lite/decoding/images.py",
     "webdataset": "energon_lite/decoding/part_formats.py",  # tenbin only; slow to import
 }

@@ -56,6 +56,7 @@ def headline(
     sec: float | None,
     num_ranks: int,
     num_workers: int | None,
+    num_cores: int | None = None,
 ) -> str:
     """Returns the line that names the bottleneck and what to change.
 
@@ -65,6 +66,7 @@ def headline(
         sec: of the run; None if it is not known.
         num_ranks: training loops.
         num_workers: of each rank; None if it is not known.
+        num_cores: that a rank has; None if it is not known.
     """
     most, part = slowest(times)
     instead = next((text for name, text in _INSTEAD.items() if most.name.startswith(name)), "")
@@ -88,6 +90,8 @@ def headline(
             "free cores? A higher prefetch_factor evens out single slow batches"
         )
     now = "" if num_workers is None else f" in place of {num_workers}"
+    if num_cores is not None and needed > num_cores:
+        now += f", on as many cores (there are {num_cores})"
     return f"{text}; {workers} would do{now}, {instead}"
 
 

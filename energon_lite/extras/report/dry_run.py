@@ -113,7 +113,7 @@ def dry_run(
         times=[TimeRow(name, sec * num_batches) for name, sec in parts.items()],
         advice="" if step_sec else without_steps(parts, workers, batch_sec),
         workers={n: MARGIN * sum(parts.values()) / n for n in _NUMBERS_OF_WORKERS},
-        warnings=notes,
+        num_cores=num_cores(), warnings=notes,
     )  # fmt: skip
 
 

@@ -156,6 +156,7 @@ def made_report(
     fill: float | None = None,
     workers: Mapping[int, float] | None = None,
     advice: str = "",
+    num_cores: int | None = None,
     warnings: Sequence[str] = (),
 ) -> Report:
     """Makes the report of records.
@@ -168,6 +169,7 @@ def made_report(
         fill: as in `Report`.
         workers: as in `Report`.
         advice: the headline; by default that of the times.
+        num_cores: that the run had.
         warnings: what was left out.
     """
     last, num_ranks = records[-1], len(records[-1].ranks)
@@ -180,7 +182,8 @@ def made_report(
     sources = _source_rows(last)
     return Report(
         title=title,
-        headline=advice or headline(times, spent["wait_sec"], sec, num_ranks, last.num_workers),
+        headline=advice
+        or headline(times, spent["wait_sec"], sec, num_ranks, last.num_workers, num_cores),
         step=last.step,
         unit=last.unit,
         num_workers=last.num_workers,

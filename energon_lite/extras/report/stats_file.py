@@ -55,7 +55,8 @@ def append_stats(stats: Stats, file: Any, step: int) -> None:
 
     Args:
         stats: of a rank, or of all together (`reduced`).
-        file: a path, whose missing folders are created; or a file that is open for text.
+        file: a path, in which `{rank}` is replaced, and whose missing folders are created; or a
+            file that is open for text.
         step: the training step.
 
     Raises:
@@ -65,7 +66,7 @@ def append_stats(stats: Stats, file: Any, step: int) -> None:
     if hasattr(file, "write"):
         file.write(line)
         return
-    path = Path(file)
+    path = Path(str(file).replace("{rank}", str(stats.place.get("rank", "all"))))
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+", buffering=0) as opened:
         if opened.seek(0, os.SEEK_END):
