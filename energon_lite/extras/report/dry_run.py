@@ -14,7 +14,7 @@ import torch
 from energon_lite.core.samples import field_of
 from energon_lite.core.topology import WorkerConfig, num_cores
 from energon_lite.extras.inspect.text import counted
-from energon_lite.extras.report.advice import MARGIN, TimeRow, without_steps
+from energon_lite.extras.report.advice import MARGIN, without_steps
 from energon_lite.extras.report.hook_clock import HookClock
 from energon_lite.extras.report.run_report import Report, made_report
 from energon_lite.extras.report.stats_file import Record, read_stats, total
@@ -107,13 +107,13 @@ def dry_run(
             f"{counted(workers, 'worker')} at once took {slower:.1f} times as long for the same "
             "work as this process alone: cores, memory or storage are short"
         )
+    advice = {} if step_sec else {"headline": without_steps(parts, workers, batch_sec)}
     steps = f"steps of {step_sec * 1000:g} ms" if step_sec else "steps that take no time"
     return made_report(
-        f"dry run of {os.fspath(path)}, {num_batches:,} {steps}", records, skips=skips, fill=fill,
-        times=[TimeRow(name, sec * num_batches) for name, sec in parts.items()],
-        advice="" if step_sec else without_steps(parts, workers, batch_sec),
+        f"dry run of {os.fspath(path)}, {num_batches:,} {steps}", records,
+        times={name: sec * num_batches for name, sec in parts.items()}, num_cores=num_cores(),
         workers={n: MARGIN * sum(parts.values()) / n for n in _NUMBERS_OF_WORKERS},
-        num_cores=num_cores(), warnings=notes,
+        skips=skips, fill=fill, warnings=notes, **advice,
     )  # fmt: skip
 
 

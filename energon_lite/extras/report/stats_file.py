@@ -85,12 +85,9 @@ def _plain(stats: Stats, step: int) -> dict[str, JSON]:
         }
         for name, source in stats.items()
     }
-    ranks = [list(map(_counts_of, rank.values())) for rank in stats.ranks]
     head: dict[str, JSON] = {"step": int(step), "time": time.time(), "began": _BEGAN}
-    return {
-        **head, "unit": stats.unit, **stats.place, "sources": sources,
-        "ranks": [{**total(rank)} for rank in ranks],
-    }  # fmt: skip
+    ranks: list[JSON] = [{**total(map(_counts_of, rank.values()))} for rank in stats.ranks]
+    return {**head, "unit": stats.unit, **stats.place, "sources": sources, "ranks": ranks}
 
 
 def _counts_of(row: Mapping[str, Any]) -> dict[str, Any]:
