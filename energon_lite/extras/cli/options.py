@@ -91,7 +91,7 @@ def errors_as_text() -> Iterator[None]:
     """Turns errors into a text on stderr; exit code 1 for data and folders, 2 for options."""
     try:
         yield
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, late("core.errors.SampleException")) as error:
         for text in (f"Error: {error}", *(f"  {n}" for n in getattr(error, "__notes__", ()))):
             # Names in a dataset may hold what a terminal obeys, or what cannot be printed.
             shown = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 MARGIN = 1.15  # of workers above what the work needs: samples take unequal times
+_MOST_WORKERS = 256  # that a rank may sensibly have
 _LITTLE = 0.03  # a part of the time that is not worth a change
 # What else helps, by the beginning of the name of a part.
 _INSTEAD = {
@@ -67,9 +68,11 @@ def headline(
             f"{text}, though {workers} should do and there are {num_workers}: are there as many "
             "free cores? A higher prefetch_factor evens out single slow batches"
         )
+    instead = next((text for name, text in _INSTEAD.items() if most.startswith(name)), "")
+    if needed > _MOST_WORKERS:
+        return f"{text}; steps are too short for any number of workers, {instead}"
     now = "" if num_workers is None else f" in place of {num_workers}"
     now += f", on as many cores (there are {num_cores})" * (needed > (num_cores or needed))
-    instead = next((text for name, text in _INSTEAD.items() if most.startswith(name)), "")
     return f"{text}; {workers} would do{now}, {instead}"
 
 
