@@ -94,7 +94,7 @@ class Cooking(DefaultTaskEncoder):
 
 
 CASES: dict[str, Any] = {
-    **{name: make for name, make in ENCODERS.items()},
+    **ENCODERS,
     "packs": Packs,
     "augmented": lambda: Augmented(Packs()),
     "cooking": Cooking,
@@ -117,7 +117,7 @@ def test_clock_changes_no_batch(name: str, texts: Path, tmp_path: Path) -> None:
         return list(islice(SavableDataLoader(make(task_encoder=encoder), max_skip_rate=1), 12))
 
     clock, encoder = HookClock(), CASES[name]()
-    before = {key: value for key, value in vars(encoder).items()}
+    before = vars(encoder).copy()
     found = batches(clock.on(encoder))
     assert vars(encoder) == before
     assert_same(found, batches(CASES[name]()))

@@ -153,7 +153,7 @@ HEADLINES: list[tuple[dict[str, float | None], float, float | None, tuple[Any, .
     (DECODE, 100, 100, (1, 4, None), r"too short for any number of workers, or decode less"),
     # Of two ranks, each loop waits half of the time, and has half of the work.
     (DECODE, 100, 100, (2, 1, None), r"Waits for decode 50% .*; 2 workers would do in place of 1"),
-    (DECODE, 20, 100, (1, 4, None), r"though 2 workers should do and there are 4.*free cores\?"),
+    (DECODE, 20, 100, (1, 4, None), r"though 2 workers of 4 should do.*free cores\?"),
     (DECODE, 1, 100, (1, 8, None), r"Waits for data 1\.0% .*limit; 2 workers of 8 would do$"),
     (DECODE, 1, 100, (1, 2, None), r"Waits for data 1\.0% .*: the training step is the limit$"),
     (READ, 70, 100, (1, 1, None), r"Waits for read .*; 3 workers .*local disk"),

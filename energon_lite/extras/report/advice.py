@@ -65,7 +65,7 @@ def headline(
     text = f"Waits for {most} {share:.0%} of the time ({biggest})"
     if needed <= (num_workers or 0):
         return (
-            f"{text}, though {workers} should do and there are {num_workers}: are there as many "
+            f"{text}, though {workers} of {num_workers} should do: are there as many "
             "free cores? A higher prefetch_factor evens out single slow batches"
         )
     instead = next((text for name, text in _INSTEAD.items() if most.startswith(name)), "")

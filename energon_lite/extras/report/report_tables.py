@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from energon_lite.core.tables import table_lines
-from energon_lite.extras.inspect.text import counted
 from energon_lite.extras.report.run_report import Report
 
 _UNKNOWN = "not measured"
@@ -45,7 +44,7 @@ def figures(report: Report) -> dict[str, str]:
         "ranks": f"{num_ranks:,}",
         "workers of a rank": _number(report.num_workers),
         "fullest rank over mean": _number(report.imbalance),
-        "skipped": counted(int(skipped), "sample"),
+        "samples skipped": f"{skipped:,.0f}",
     }
 
 
@@ -114,10 +113,16 @@ def _over_time(report: Report) -> Iterator[_Row]:
     names = list(report.sources)
     shown = sorted(range(len(names)), key=lambda i: -(report.sources[names[i]]["given"] or 0.0))
     shown = shown[:_SHOWN_SHARES] if len(names) > 1 else []
-    yield "steps", "samples/s", "tokens/s", "waits", *(f"{_name(names[i])}" for i in shown)
+    yield (
+        "steps",
+        "samples/s",
+        "tokens/s",
+        "waits",
+        *(f"{_name(names[i])} given/asked" for i in shown),
+    )
     for part in report.intervals:
         rates = [_number(part.counts[what], part.sec) for what in ("samples", "tokens")]
-        shares = [f"{part.given[i]:.1%} of {part.asked[i]:.1%}" for i in shown]
+        shares = [f"{part.given[i]:.1%} / {part.asked[i]:.1%}" for i in shown]
         waits = _share(part.counts["wait_sec"] / len(report.ranks), part.sec)
         yield f"{part.start:,}-{part.stop:,}", *rates, waits, *shares
 
