@@ -176,9 +176,8 @@ class SavableDataLoader(DataLoader[T]):
 
         Counts of this rank since the run began; `stats().reduced()` is that of all ranks.
         """
-        found, config = self._run.counter.stats(self._run.num_run_items), self.worker_config
-        found.place = {"rank": config.rank, "world_size": config.world_size}
-        found.place["num_workers"] = config.most_workers
+        found = self._run.counter.stats(self._run.num_run_items)
+        found.place = self.worker_config
         return found
 
     def check_worker_number_rationality(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -76,11 +75,13 @@ class Stats(dict[str, SourceStats]):
         target: the target samples of each source, of the whole run up to here.
         facts: what is known of each source.
         unit: what shares are of, "samples" or "tokens".
-        place: `rank`, `world_size` and `num_workers` of the loader; no `rank` after `reduced`.
+        place: where the loader runs.
         ranks: after `reduced`, the counts of each rank.
     """
 
-    _append_stats = LazyFunction("energon_lite.extras.report.stats_file:append_stats")
+    _write_stats = LazyFunction("energon_lite.extras.report.write_stats:write_stats")
+    place: WorkerConfig | None = None
+    ranks: Sequence[Mapping[str, Mapping[str, float]]] = ()
 
     def __init__(
         self,
@@ -96,8 +97,6 @@ class Stats(dict[str, SourceStats]):
         self.target = dict(target)
         self.facts = dict(facts)
         self.unit = unit
-        self.place: dict[str, int] = {}
-        self.ranks: Sequence[Mapping[str, Mapping[str, float]]] = ()
         total = sum(getattr(stats, unit) for stats in self.values())
         total_target = sum(self.target.values())
         for name, stats in self.items():
@@ -130,8 +129,7 @@ class Stats(dict[str, SourceStats]):
         plain = {name: dataclasses.asdict(stats) for name, stats in self.items()}
         ranks = Exchange(config, TIMEOUT_SEC).gather(plain, "stats().reduced()") or []
         found = Stats(_sums(ranks), self.target, self.facts, self.unit)
-        found.place = {name: value for name, value in self.place.items() if name != "rank"}
-        found.ranks = ranks
+        found.place, found.ranks = self.place, ranks
         return found
 
     def scalars(self, prefix: str = "data/") -> dict[str, float]:
@@ -157,21 +155,7 @@ class Stats(dict[str, SourceStats]):
         Raises:
             TypeError: `writer` is none of these.
         """
-        if hasattr(writer, "add_scalar"):
-            for name, value in self.scalars(prefix).items():
-                writer.add_scalar(name, value, step)
-        elif hasattr(writer, "log_metrics"):
-            writer.log_metrics(self.scalars(prefix), step=step)
-        elif hasattr(writer, "log"):
-            writer.log(self.scalars(prefix), step=step)
-        elif isinstance(writer, (str, os.PathLike)) or hasattr(writer, "write"):
-            self._append_stats(self, writer, step)
-        else:
-            raise TypeError(
-                f"{type(writer).__name__} has neither add_scalar(name, value, step) nor "
-                "log_metrics or log(dict, step=...), and is no path of a JSONL file; give one of "
-                "these, or use scalars()"
-            )
+        self._write_stats(self, writer, step, prefix)
 
     def __str__(self) -> str:
         """Returns a table for people."""

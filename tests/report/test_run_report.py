@@ -126,7 +126,7 @@ def test_state_with_damaged_counts_is_refused(blend: Path, tmp_path: Path) -> No
     state["stats"] = {"a": {"samples": "many"}}
     file = tmp_path / "state.json"
     file.write_text(json.dumps(signed({**state, "stats": compressed(state["stats"])})))
-    with pytest.raises(StateError, match="counts of the state are damaged"):
+    with pytest.raises(StateError, match="counts of the state are corrupt"):
         run_report(file)
 
 

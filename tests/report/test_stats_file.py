@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from energon_lite import DatasetFormatError, WorkerConfig, get_savable_loader
-from energon_lite.extras.report.stats_file import append_stats, read_stats
+from energon_lite.extras.report.stats_file import read_stats
 from energon_lite.loader.stats import COUNTED, Stats
 
 from ..helpers import text_set, through_json, train
@@ -148,7 +148,7 @@ def test_reduced_figures_keep_those_of_each_rank(folder: Path, tmp_path: Path) -
         list(islice(loader, 3))
     own = [{name: vars(row) for name, row in loader.stats().items()} for loader in loaders]
     reduced = loaders[0].stats().merged([loaders[1].stats()])
-    reduced.ranks, reduced.place = own, {"world_size": 2, "num_workers": 0}
+    reduced.ranks, reduced.place = own, loaders[0].worker_config
     reduced.write_to(tmp_path / "stats.jsonl", 3)
     (record,) = read_stats([tmp_path / "stats.jsonl"])[0]
     assert [rank["samples"] for rank in record.ranks] == [9, 9]
@@ -160,7 +160,7 @@ def test_numbers_that_json_lacks_are_none(folder: Path) -> None:
     for row in stats.values():
         row.loss_weight_sum = float("inf")
     opened = io.StringIO()
-    append_stats(stats, opened, 1)
+    stats.write_to(opened, 1)
     (row,) = json.loads(opened.getvalue())["sources"].values()
     assert row["loss_weight_sum"] is None
 

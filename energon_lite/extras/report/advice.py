@@ -1,4 +1,4 @@
-"""Where the time of a run goes, and the line that says what to change."""
+"""Where the time of a run goes, and the line that names what to change."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _MOST_WORKERS = 256  # that a rank may sensibly have
 _LITTLE = 0.03  # a part of the time that is not worth a change
 # What else helps, by the beginning of the name of a part.
 _INSTEAD = {
-    "read and decode": "`energon-lite bench` tells reading from decoding",
+    "read and decode": "`energon-lite bench` measures reading and decoding apart",
     "read": "or bring the data nearer: a local disk, fewer and larger shards",
     "decode": "or decode less: SampleDecoder(image_size=...), or smaller pictures in the tars",
-    "hooks": "`energon-lite bench --with` tells which hook",
+    "hooks": "`energon-lite bench --with` measures each hook",
     "hook ": "or make the hook cheaper: store in the tars what does not change",
     "pack": "or a smaller buffer of samples to pack from",
     "transport": "or send less: uint8 pictures, no fields that are not used",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter, sleep
@@ -22,6 +23,7 @@ from energon_lite.loader.loader import SavableDataLoader
 from energon_lite.loader.workers.codec import packed_delivery, unpacked
 from energon_lite.loader.workers.rank_feed import Delivery
 from energon_lite.pipeline import get_train_dataset
+from energon_lite.storage import files
 from energon_lite.task_encoder.base import AnyTaskEncoder, checked_encoder
 
 _NOTICED = 1.3  # times as long as alone
@@ -66,12 +68,8 @@ def dry_run(
         FileNotFoundError: The path does not exist.
     """
     if seconds <= 0 or step_sec < 0:
-        raise ValueError(
-            f"seconds={seconds!r} must be above 0, and step_sec={step_sec!r} at least 0"
-        )
-    encoder = checked_encoder(encoder)
+        raise ValueError(f"seconds={seconds} must be above 0, and step_sec={step_sec} not below")
     workers = min(4, num_cores()) if num_workers is None else num_workers
-    more: dict[str, Any] = {} if trust is None else {"trust": trust}
 
     def loader(
         encoder: AnyTaskEncoder, num_workers: int, log: Path | None = None
@@ -80,40 +78,48 @@ def dry_run(
         config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, num_streams=streams)
         dataset = get_train_dataset(
             path, split_part=split_part, batch_size=batch_size, worker_config=config,
-            task_encoder=encoder, **more,
+            task_encoder=encoder, trust=trust,
         )  # fmt: skip
         return SavableDataLoader(dataset, max_skip_rate=1, skip_log=log)
 
-    show = progress or (lambda *_: None)
-    clock, num_threads = HookClock(), torch.get_num_threads()
-    torch.set_num_threads(1)  # as in a worker
-    try:
-        with loader(clock.on(encoder), 0) as own:
-            parts, fill = _parts_of_a_batch(own, clock, seconds * _PARTS, show, sends=workers > 0)
-    finally:
-        torch.set_num_threads(num_threads)
+    encoder, clock, show = checked_encoder(encoder), HookClock(), progress or (lambda *_: None)
+    with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)  # as in a worker
+        own = stack.enter_context(loader(clock.on(encoder), 0))
+        parts, fill = _parts_of_a_batch(own, clock, seconds * _PARTS, show, sends=workers > 0)
     with TemporaryDirectory() as folder:
-        file, log = Path(folder, "stats"), Path(folder, "skips")
+        stats, log = Path(folder, "stats"), Path(folder, "skips")
         with loader(encoder, workers, log) as own:
-            _run(own, file, seconds * (1 - _PARTS), step_sec, show)
-        records, skips, _ = read_stats([path for path in (file, log) if path.exists()])
-    num_batches = max(1, records[-1].step - records[0].step)
-    batch_sec = max(1e-6, (records[-1].time or 0.0) - (records[0].time or 0.0)) / num_batches
+            _run(own, stats, seconds * (1 - _PARTS), step_sec, show)
+        records, skips, _ = read_stats([stats, log] if files.is_file(log) else [stats])
     slower = _slowdown(records[0], records[-1], parts)
     parts = {name: sec * slower for name, sec in parts.items()}
+    return _report(os.fspath(path), records, parts, slower, step_sec, skips=skips, fill=fill)
+
+
+def _report(
+    path: str, records: list[Record], parts: dict[str, float], slower: float, step_sec: float,
+    **more: Any,
+) -> Report:  # fmt: skip
+    first, last, workers = records[0], records[-1], records[-1].num_workers or 0
+    number = max(1, last.step - first.step)
+    steps = f"{number:,} steps that take no time"
+    if step_sec:
+        steps = f"{number:,} steps of {step_sec * 1000:g} ms"
+    else:
+        batch_sec = ((last.time or 0.0) - (first.time or 0.0)) / number
+        more["headline"] = without_steps(parts, workers, batch_sec)
     notes = [f"of one rank, on a machine of {num_cores()} cores"]
     if slower > _NOTICED:
         notes.append(
             f"{counted(workers, 'worker')} at once took {slower:.1f} times as long for the same "
             "work as this process alone: cores, memory or storage are short"
         )
-    advice = {} if step_sec else {"headline": without_steps(parts, workers, batch_sec)}
-    steps = f"steps of {step_sec * 1000:g} ms" if step_sec else "steps that take no time"
     return made_report(
-        f"dry run of {os.fspath(path)}, {num_batches:,} {steps}", records,
-        times={name: sec * num_batches for name, sec in parts.items()}, num_cores=num_cores(),
-        workers={n: MARGIN * sum(parts.values()) / n for n in _NUMBERS_OF_WORKERS},
-        skips=skips, fill=fill, warnings=notes, **advice,
+        f"dry run of {path}, {steps}", records, warnings=notes, num_cores=num_cores(),
+        times={name: sec * number for name, sec in parts.items()},
+        workers={n: MARGIN * sum(parts.values()) / n for n in _NUMBERS_OF_WORKERS}, **more,
     )  # fmt: skip
 
 
@@ -130,7 +136,7 @@ def _parts_of_a_batch(
 ) -> tuple[dict[str, float], float | None]:
     """Returns the seconds that each part takes for a batch, and the fill of the batches.
 
-    The first batch opens files, imports and compiles. It is left out, unless it filled a buffer
+    The first batch opens files, imports and compiles. It does not count, unless it filled a buffer
     from which the later ones are packed: then the work on samples is that of all batches.
     """
     batches = _batches_for(loader, seconds, 1, "Measuring the parts", show)
@@ -149,18 +155,16 @@ def _parts_of_a_batch(
     by_sample = own if 2 * own["draws"] > whole["draws"] else whole
     # Batches without keys hold as many samples as were drawn for them.
     each = (samples or own["draws"]) / max(1, number) / max(1, by_sample["draws"])
-    once = 1 / max(1, number)
-    parts = {
-        "read": (by_sample["read_sec"] - by_sample["outer"]) * each,
-        "decode": by_sample["decode"] * each,
-    }
     hooks = [name for name, _ in clock.seconds.most_common() if name != "decode"]
-    for name in hooks:
-        parts[name] = own[name] * once if name in _OF_BATCHES else by_sample[name] * each
-    inner_sec = sum(own[name] for name in hooks) + own["decode"] - own["outer"]
-    parts["pack and batch"] = (own["wait_sec"] - own["read_sec"] - inner_sec) * once
-    if sends:
-        parts["transport"] = sent_sec * once
+    inner_sec = sum(own[name] for name in hooks) + own["decode"] - own["outer decode"]
+    of_batches = {name: own[name] for name in hooks if name in _OF_BATCHES}
+    of_batches["pack and batch"] = own["wait_sec"] - own["read_sec"] - inner_sec
+    of_batches |= {"transport": sent_sec} if sends else {}
+    parts = {
+        "read": (by_sample["read_sec"] - by_sample["outer decode"]) * each,
+        **{name: by_sample[name] * each for name in ("decode", *hooks)},
+        **{name: sec / max(1, number) for name, sec in of_batches.items()},
+    }
     full = full or int(own["tokens"])  # without a mask, by the lengths that the encoder measures
     fill = min(1.0, full / cells) if full and cells else None
     return {name: max(0.0, sec) for name, sec in parts.items()}, fill
@@ -169,7 +173,7 @@ def _parts_of_a_batch(
 def _spent(loader: Any, clock: HookClock) -> dict[str, float]:
     """Returns the counts of the loader and the seconds of the clock up to here."""
     counts = total(map(vars, loader.stats().values()))
-    return {**counts, "decode": 0.0, "outer": clock.decode_sec, **clock.seconds}
+    return {**counts, "decode": 0.0, **clock.seconds, "outer decode": clock.decode_sec}
 
 
 def _batches_for(
@@ -209,7 +213,7 @@ def _run(loader: Any, file: Path, seconds: float, step_sec: float, show: Progres
 
 
 def _tokens_of(batch: Any) -> tuple[int, int]:
-    """Returns the places for tokens in a batch, and how many a mask says are filled, else 0."""
+    """Returns the places for tokens in a batch, and how many a mask marks as filled, else 0."""
     ids = field_of(batch, "input_ids")
     masks = field_of(batch, "segment_ids"), field_of(batch, "attention_mask")
     cells = ids.numel() if isinstance(ids, torch.Tensor) else 0

@@ -33,7 +33,7 @@ class HookClock:
         timed = copy.copy(encoder)
         for name in sorted(HOOKS):
             hook = getattr(encoder, name)
-            # The library's own are told apart by stages, which make batches of whole columns.
+            # Stages look for the library's own, which make batches of whole columns.
             is_own = str(getattr(hook, "__module__", "")).startswith("energon_lite.")
             if encoder.overrides(name) and not is_own:
                 setattr(timed, name, self._timed(f"hook {name}", hook))

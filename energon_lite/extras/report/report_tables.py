@@ -36,14 +36,14 @@ def figures(report: Report) -> dict[str, str]:
     sec, num_ranks, tokens = report.sec, len(report.ranks), report.counts["tokens"]
     skipped = sum(row["skipped"] or 0 for row in report.sources.values())
     return {
-        "samples/s": _number(report.counts["samples"], sec),
-        "tokens/s": _number(tokens, sec) if tokens else "no sample_length",
+        "samples/s": _figure(report.counts["samples"], sec),
+        "tokens/s": _figure(tokens, sec) if tokens else "no sample_length",
         "padding": _UNKNOWN if report.fill is None else f"{1 - report.fill:.1%}",
         "waits for data": _share(report.counts["wait_sec"] / num_ranks, sec),
         "step": f"{report.step:,}",
         "ranks": f"{num_ranks:,}",
-        "workers of a rank": _number(report.num_workers),
-        "fullest rank over mean": _number(report.imbalance),
+        "workers of a rank": _figure(report.num_workers),
+        "fullest rank over mean": _figure(report.imbalance),
         "samples skipped": f"{skipped:,.0f}",
     }
 
@@ -63,7 +63,8 @@ def report_tables(report: Report) -> list[Table]:
             (f"{n:,}", f"of {sec * 1000:,.3g} ms or more") for n, sec in report.workers.items()
         ))),
         Table("Skipped samples", _below("sample source stage reason", (
-            (_name(s.sample_key), _name(s.source), s.stage, _name(s.error)) for s in report.skips
+            tuple(map(_short_name, (s.sample_key, s.source, s.stage, s.error)))
+            for s in report.skips
         ))),
     ]  # fmt: skip
     return [table for table in tables if len(table.rows) > 1]
@@ -104,7 +105,7 @@ def _sources(report: Report) -> Iterator[_Row]:
         epochs = f"{row['epochs']:,.2f}" if row["size"] else "?"
         numbers = [f"{row[key]:,.0f}" for key in ("samples", "tokens", "skipped")]
         yield (
-            _name(name), f"{row['asked']:.2%}", f"{row['given']:.2%}", numbers[0], epochs,
+            _short_name(name), f"{row['asked']:.2%}", f"{row['given']:.2%}", numbers[0], epochs,
             *numbers[1:], f"{row['wait_sec']:,.1f} s",
         )  # fmt: skip
 
@@ -118,22 +119,22 @@ def _over_time(report: Report) -> Iterator[_Row]:
         "samples/s",
         "tokens/s",
         "waits",
-        *(f"{_name(names[i])} given/asked" for i in shown),
+        *(f"{_short_name(names[i])} given/asked" for i in shown),
     )
     for part in report.intervals:
-        rates = [_number(part.counts[what], part.sec) for what in ("samples", "tokens")]
+        rates = [_figure(part.counts[what], part.sec) for what in ("samples", "tokens")]
         shares = [f"{part.given[i]:.1%} / {part.asked[i]:.1%}" for i in shown]
         waits = _share(part.counts["wait_sec"] / len(report.ranks), part.sec)
         yield f"{part.start:,}-{part.stop:,}", *rates, waits, *shares
 
 
-def _name(text: str) -> str:
+def _short_name(text: str) -> str:
     """Returns a name of the data in one line of moderate length, without control characters."""
     plain = "".join(c if c.isprintable() else " " for c in str(text))
     return plain if len(plain) <= _MAX_NAME else f"{plain[: _MAX_NAME - 3]}..."
 
 
-def _number(value: float | None, sec: float | None = 1.0) -> str:
+def _figure(value: float | None, sec: float | None = 1.0) -> str:
     if value is None or sec is None:
         return _UNKNOWN
     return f"{value / sec:,.4g}" if value / sec < 1000 else f"{value / sec:,.0f}"

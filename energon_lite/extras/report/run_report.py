@@ -17,7 +17,7 @@ from energon_lite.extras.report.advice import headline, times_of
 from energon_lite.extras.report.stats_file import Counts, Record, read_stats, summed_sources, total
 from energon_lite.loader.resume import decompressed
 
-_MAX_INTERVALS = 24  # of a report; lines between them are left out
+_MAX_INTERVALS = 24  # of a report; lines between them are skipped
 _MAX_SKIPS = 100  # that a report lists
 
 
@@ -117,7 +117,7 @@ def run_report(source: str | PathLike[str] | Sequence[str | PathLike[str]]) -> R
     try:
         record = _state_record(found_states(paths))
     except (KeyError, TypeError, AttributeError) as error:
-        raise StateError(f"{title}: the counts of the state are damaged ({error!r})") from error
+        raise StateError(f"{title}: the counts of the state are corrupt ({error!r})") from error
     return made_report(f"state {title}", [record], warnings=checked["warnings"])
 
 
@@ -145,7 +145,7 @@ def made_report(
     counts = total(part.counts for part in timed) if sec else total(last.sources.values())
     times = times_of(counts) if times is None else times
     place = len(last.ranks), last.num_workers, num_cores
-    asked, given = (_shares(last.sources.values(), key) for key in ("target", last.unit))
+    asked, given = (_shares_of(last.sources.values(), key) for key in ("target", last.unit))
     sources: dict[str, dict[str, float | None]] = {
         name: {**row, "asked": a, "given": b, "epochs": row["draws"] / (row["size"] or 1)}
         for (name, row), a, b in zip(last.sources.items(), asked, given, strict=True)
@@ -198,11 +198,11 @@ def _interval(a: Record, b: Record) -> Interval:
     ]
     is_timed = a.time is not None and b.time is not None and a.began == b.began
     sec = (b.time or 0.0) - (a.time or 0.0) if is_timed else 0.0
-    asked, given = _shares(since, "target"), _shares(since, b.unit)
+    asked, given = _shares_of(since, "target"), _shares_of(since, b.unit)
     return Interval(a.step + 1, b.step, sec if sec > 0 else None, total(since), asked, given)
 
 
-def _shares(rows: Iterable[Mapping[str, float]], key: str) -> list[float]:
+def _shares_of(rows: Iterable[Mapping[str, float]], key: str) -> list[float]:
     amounts = [row[key] for row in rows]
     whole = sum(amounts)
     return [round(amount / whole, 6) if whole else 0.0 for amount in amounts]

@@ -1,30 +1,25 @@
 """A JSONL file of `loader.stats()`: a line for each logged step, appended and read back.
 
 A run may be killed in the middle of a line, and may resume before the last step of the file: a line
-that is cut is left out, and a later line replaces those of its step and of the steps after it.
+that is cut is skipped, and a later line replaces those of its step and of the steps after it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
-import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.core.state import JSON
 from energon_lite.core.stream_context import SkipRecord
-from energon_lite.loader.stats import COUNTED, Stats
+from energon_lite.loader.stats import COUNTED
 
 Counts = Mapping[str, float]
-_ALL = -1  # the place of a rank, in a line of all ranks together
+ALL_RANKS = -1  # the place of a rank, in a line of all ranks together
 _Rows = dict[int, dict[int, dict[str, Any]]]  # lines by step and rank
-_BEGAN = time.time()  # of the process: time between two of them is no time of the run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,55 +45,6 @@ class Record:
     ranks: Sequence[Counts]
 
 
-def append_stats(stats: Stats, file: Any, step: int) -> None:
-    """Appends a line of counts to a JSONL file.
-
-    Args:
-        stats: of a rank, or of all together (`reduced`).
-        file: a path, in which `{rank}` is replaced, and whose missing folders are created; or a
-            file that is open for text.
-        step: the training step.
-
-    Raises:
-        OSError: The file cannot be written to.
-    """
-    line = json.dumps(_plain(stats, step), allow_nan=False) + "\n"
-    if hasattr(file, "write"):
-        file.write(line)
-        return
-    path = Path(str(file).replace("{rank}", str(stats.place.get("rank", "all"))))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab+", buffering=0) as opened:
-        if opened.seek(0, os.SEEK_END):
-            opened.seek(-1, os.SEEK_END)
-            if opened.read(1) != b"\n":  # a run was killed there
-                line = "\n" + line
-        opened.write(line.encode())
-
-
-def _plain(stats: Stats, step: int) -> dict[str, JSON]:
-    sources: dict[str, JSON] = {
-        name: {
-            "size": stats.facts[name].num_samples if name in stats.facts else None,
-            "target": _finite(stats.target.get(name, 0.0)),
-            **_counts_of(vars(source)),
-        }
-        for name, source in stats.items()
-    }
-    head: dict[str, JSON] = {"step": int(step), "time": time.time(), "began": _BEGAN}
-    ranks: list[JSON] = [{**total(map(_counts_of, rank.values()))} for rank in stats.ranks]
-    return {**head, "unit": stats.unit, **stats.place, "sources": sources, "ranks": ranks}
-
-
-def _counts_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _finite(row[name]) for name in COUNTED}
-
-
-def _finite(value: float) -> float | None:
-    """Returns a number that JSON has; None for another one."""
-    return round(value, 6) if math.isfinite(value) else None
-
-
 def total(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Returns the counts of several sources together."""
     rows = list(rows)
@@ -109,7 +55,7 @@ def read_stats(paths: Sequence[Path]) -> tuple[list[Record], list[SkipRecord], l
     """Reads the files of `append_stats`, of one rank or of each, and skip logs of the loader.
 
     Returns:
-        The records, a step each; the skipped samples; and warnings of what was left out.
+        The records, a step each; the skipped samples; and warnings of the lines that were skipped.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -132,8 +78,8 @@ def read_stats(paths: Sequence[Path]) -> tuple[list[Record], list[SkipRecord], l
                         _add_row(found, row)
                 except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                     bad += bool(line.strip())
-    warnings = [f"{bad:,} lines are cut, or no counts: left out"] if bad else []
-    whole = [rows for _, of_step in sorted(found.items()) if (rows := _rows_of(of_step))]
+    warnings = [f"{bad:,} lines are cut, or no counts: skipped"] if bad else []
+    whole = [rows for _, of_step in sorted(found.items()) if (rows := _rows_of_step(of_step))]
     records = [_record(rows) for rows in whole]
     if len(records) < len(found):
         warnings.append(f"{len(found) - len(records):,} steps lack the counts of some ranks")
@@ -147,7 +93,7 @@ def read_stats(paths: Sequence[Path]) -> tuple[list[Record], list[SkipRecord], l
 
 def _add_row(found: _Rows, row: dict[str, Any]) -> None:
     """Adds a line; forgets what its rank wrote for this step and later ones, before a resume."""
-    rank, step = int(row.get("rank", _ALL)), int(row["step"])
+    rank, step = int(row.get("rank", ALL_RANKS)), int(row["step"])
     row["time"], row["began"] = float(row["time"]), float(row["began"])
     total([*row["sources"].values(), *row.get("ranks", ())])  # raises where a count is no number
     for later in [own for own in found if own >= step]:
@@ -157,10 +103,10 @@ def _add_row(found: _Rows, row: dict[str, Any]) -> None:
     found.setdefault(step, {})[rank] = row
 
 
-def _rows_of(rows: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
+def _rows_of_step(rows: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the lines of a step: that of all ranks together, or those of the last topology."""
-    if _ALL in rows:
-        return [rows[_ALL]]
+    if ALL_RANKS in rows:
+        return [rows[ALL_RANKS]]
     size = max(rows.values(), key=itemgetter("time")).get("world_size", 1)
     own = [rows[rank] for rank in sorted(rows) if rows[rank].get("world_size", 1) == size]
     return own if len(own) == size else []
