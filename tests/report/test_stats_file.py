@@ -35,11 +35,9 @@ def run(loader: Any, file: Any, steps: range) -> None:
 def counts(file: Path) -> list[tuple[int, dict[str, float]]]:
     """Steps and counts of a file, without times."""
     return [
-        (
-            record.step,
-            {key: n for key, n in record.sources["texts0/train"].items() if "sec" not in key},
-        )
+        (record.step, {key: n for key, n in row.items() if "sec" not in key})
         for record in read_stats([file])[0]
+        for row in record.sources.values()
     ]
 
 
