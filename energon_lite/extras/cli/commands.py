@@ -439,6 +439,8 @@ def bench(
 ) -> None:
     """Runs a pipeline without a model: what its parts take, and how many workers would do."""
     with errors_as_text():
+        if output is not None:
+            late("extras.report.report_page.plotly_source")()  # before a minute of work
         with late("extras.cli.progress.progress_bar")(progress) as bar:
             found = late("extras.report.dry_run.dry_run")(
                 path, _encoder(encoder) if encoder else None, batch_size=batch_size,

@@ -95,10 +95,10 @@ def dry_run(
         records, skips, _ = read_stats([stats, log] if files.is_file(log) else [stats])
     slower = _slowdown(records[0], records[-1], parts)
     parts = {name: sec * slower for name, sec in parts.items()}
-    return _report(os.fspath(path), records, parts, slower, step_sec, skips=skips, fill=fill)
+    return _dry_report(os.fspath(path), records, parts, slower, step_sec, skips=skips, fill=fill)
 
 
-def _report(
+def _dry_report(
     path: str, records: list[Record], parts: dict[str, float], slower: float, step_sec: float,
     **more: Any,
 ) -> Report:  # fmt: skip

@@ -13,8 +13,8 @@ from energon_lite.extras.report.run_report import Report
 from energon_lite.storage.files import write_atomically
 
 
-def report_html(report: Report) -> str:
-    """Returns the page of a report.
+def plotly_source() -> str:
+    """Returns the JavaScript of plotly.
 
     Raises:
         RuntimeError: plotly is not installed.
@@ -24,6 +24,11 @@ def report_html(report: Report) -> str:
     except ImportError as error:
         text = "The page of a report needs plotly: pip install 'energon_lite[report]'"
         raise RuntimeError(f"{text} ({error})") from None
+    return str(get_plotlyjs())
+
+
+def report_html(report: Report) -> str:
+    """Returns the page of a report; raises as `plotly_source`."""
     content = get_data(__package__ or "", "report_page.html")
     assert content is not None
     shown = {"figures": figures(report), "tables": report_tables(report), **report.to_json()}
@@ -33,10 +38,10 @@ def report_html(report: Report) -> str:
         text=escape("\n".join(report_text(report))),
         # In a script element, text ends at "</" whatever quotes are around it.
         data=json.dumps(shown).replace("<", "\\u003c"),
-        plotly=get_plotlyjs(),
+        plotly=plotly_source(),
     )
 
 
 def write_page(report: Report, file: Path) -> None:
-    """Writes the page of a report to a file; raises as `report_html`."""
+    """Writes the page of a report to a file; raises as `plotly_source`."""
     write_atomically(file, report_html(report).encode())
