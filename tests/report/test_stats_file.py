@@ -6,11 +6,12 @@ import io
 import json
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from energon_lite import DatasetFormatError, WorkerConfig, get_savable_loader
+from energon_lite import DatasetFormatError, LoaderCallback, WorkerConfig, get_savable_loader
 from energon_lite.extras.report.stats_file import read_stats
 from energon_lite.loader.stats import COUNTED, Stats
 
@@ -202,3 +203,27 @@ def test_figures_of_no_source_make_a_line(tmp_path: Path) -> None:
     Stats({}, {}, {}).write_to(str(tmp_path / "stats.jsonl"), 1)
     (record,) = read_stats([tmp_path / "stats.jsonl"])[0]
     assert record.sources == {}
+
+
+def test_callback_writes_the_file_in_both_trainers(folder: Path, tmp_path: Path) -> None:
+    """Once a step of the optimizer in Lightning, where several batches may make one."""
+    file, loader = tmp_path / "stats.jsonl", loader_of(folder)
+    callback, logged = LoaderCallback(file), []
+    next(iter(loader))
+    state = SimpleNamespace(global_step=3, log_history=[{}])
+    logs = {"loss": 1.0}
+    callback.on_log(None, state, None, logs=logs, train_dataloader=loader)
+    assert state.log_history[-1].keys() == logs.keys() - {"loss"} != set()
+    logger = SimpleNamespace(log_metrics=lambda figures, step: logged.append((step, figures)))
+    trainer = SimpleNamespace(
+        train_dataloader=loader, loggers=[logger], log_every_n_steps=2, global_step=0
+    )
+    callback.on_train_start(trainer)
+    for trainer.global_step in (0, 0, 4, 4, 5, 6):
+        callback.on_train_batch_end(trainer)
+    assert [step for step, _ in logged] == [4, 6]
+    assert [record.step for record in read_stats([file])[0]] == [3, 4, 6]
+    for event in ("on_evaluate", "on_sanity_check_end", "setup"):
+        assert getattr(callback, event)(1, key=2) is None
+    with pytest.raises(AttributeError):
+        callback.other

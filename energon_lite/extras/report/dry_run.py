@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from energon_lite.core.errors import EmptyDatasetError
 from energon_lite.core.samples import field_of
 from energon_lite.core.topology import WorkerConfig, num_cores
 from energon_lite.extras.inspect.text import counted
@@ -193,6 +194,7 @@ def _batches_for(
             show(what, min(int(done), int(seconds)), int(seconds))
             if number > num_first and done >= seconds:
                 return
+    raise EmptyDatasetError("a pass has no batch: there are no samples, or all were skipped")
 
 
 def _run(loader: Any, file: Path, seconds: float, step_sec: float, show: Progress) -> None:
