@@ -145,7 +145,13 @@ DECODE = {"read": 10.0, "decode": 60.0, "hook encode_sample": 20.0, "transport":
 READ = {"read": 60.0, "decode": 1.0}
 HEADLINES: list[tuple[dict[str, float | None], float, float | None, tuple[Any, ...], str]] = [
     # Times, waited, seconds, ranks, workers and cores.
-    (DECODE, 70, 100, (1, 2, None), r"Waits for decode 70% of .*\(decode is 67% .*; 4 workers"),
+    (
+        DECODE,
+        70,
+        100,
+        (1, 2, None),
+        r"Waits for decode 70% of .*\(67% of the .*; 4 workers",
+    ),
     (DECODE, 70, 100, (1, 2, 2), r"4 workers would do in place of 2, on as many cores \(there ar"),
     (DECODE, 70, 100, (1, 2, 8), r"4 workers would do in place of 2, or decode less"),
     (DECODE, 70, 100, (1, None, None), r"4 workers would do, or decode less"),
@@ -161,7 +167,13 @@ HEADLINES: list[tuple[dict[str, float | None], float, float | None, tuple[Any, .
     ({"read and decode": 9.0, "hooks": None}, 7, 10, (1, 1, None), r"energon-lite bench"),
     ({"pack and batch": 9.0}, 7, 10, (1, 1, None), r"smaller buffer"),
     ({"read": 0.0}, 0, 10, (1, 1, None), r"the training step is the limit$"),
-    (DECODE, 7, None, (1, 1, None), r"^Waited 7\.0 s for batches; decode is 67%.*not known$"),
+    (
+        DECODE,
+        7,
+        None,
+        (1, 1, None),
+        r"^Waited 7\.0 s for batches; 67% .*: decode; .*not known$",
+    ),
 ]
 
 

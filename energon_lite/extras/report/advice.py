@@ -53,16 +53,18 @@ def headline(
         num_cores: that a rank has; None if it is not known.
     """
     most, part, work_sec = slowest(times)
-    biggest = f"{most} is {part:.0%} of the loader's work"
     if sec is None:
-        return f"Waited {wait_sec:,.1f} s for batches; {biggest}; how long steps take is not known"
+        return (
+            f"Waited {wait_sec:,.1f} s for batches; {part:.0%} of the loader's work: {most}; how "
+            "long steps take is not known"
+        )
     share = wait_sec / num_ranks / sec
     needed = max(1, math.ceil(MARGIN * work_sec / max(num_ranks * sec - wait_sec, 1e-9)))
     workers = f"{needed:,} worker{'s' if needed > 1 else ''}"
     if share < _LITTLE:
         text = f"Waits for data {share:.1%} of the time: the training step is the limit"
         return text + f"; {workers} of {num_workers} would do" * (needed < (num_workers or 0))
-    text = f"Waits for {most} {share:.0%} of the time ({biggest})"
+    text = f"Waits for {most} {share:.0%} of the time ({part:.0%} of the loader's work)"
     if needed <= (num_workers or 0):
         return (
             f"{text}, though {workers} of {num_workers} should do: are there as many "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -88,13 +88,15 @@ def dry_run(
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)  # as in a worker
         own = stack.enter_context(loader(clock.on(encoder), 0))
-        parts, fill = _parts_of_a_batch(own, clock, seconds * _PARTS, show, sends=workers > 0)
+        parts, fill, alone_sec = _parts_of_a_batch(
+            own, clock, seconds * _PARTS, show, sends=workers > 0
+        )
     with TemporaryDirectory() as folder:
         stats, log = Path(folder, "stats"), Path(folder, "skips")
         with loader(encoder, workers, log) as own:
             _run(own, stats, seconds * (1 - _PARTS), step_sec, show)
         records, skips, _ = read_stats([stats, log] if files.is_file(log) else [stats])
-    slower = _slowdown(records[0], records[-1], parts)
+    slower = _sec_of_a_sample(records[0], records[-1], alone_sec) / alone_sec
     parts = {name: sec * slower for name, sec in parts.items()}
     return _dry_report(os.fspath(path), records, parts, slower, step_sec, skips=skips, fill=fill)
 
@@ -124,18 +126,21 @@ def _dry_report(
     )  # fmt: skip
 
 
-def _slowdown(first: Record, last: Record, parts: Mapping[str, float]) -> float:
-    """Returns how many times as long as one process alone the workers took; at least 1."""
+def _sec_of_a_sample(first: Record, last: Record, otherwise: float) -> float:
+    """Returns the seconds that workers read and encoded, for a sample that they drew."""
     before, after = (total(record.sources.values()) for record in (first, last))
-    sec = sum(after[name] - before[name] for name in ("read_sec", "encode_sec"))
-    alone_sec = sum(sec for name, sec in parts.items() if name != "transport")
-    return max(1.0, sec / max(1e-9, alone_sec * (last.step - first.step)))
+    spent = {name: after[name] - before[name] for name in before}
+    return (
+        (spent["read_sec"] + spent["encode_sec"]) / spent["draws"] if spent["draws"] else otherwise
+    )
 
 
 def _parts_of_a_batch(
     loader: Any, clock: HookClock, seconds: float, show: Progress, *, sends: bool
-) -> tuple[dict[str, float], float | None]:
-    """Returns the seconds that each part takes for a batch, and the fill of the batches.
+) -> tuple[dict[str, float], float | None, float]:
+    """Returns the seconds of each part of a batch, the fill, and seconds as the loader counts them.
+
+    The last are those of reading and of hooks, for a sample.
 
     The first batch opens files, imports and compiles. It does not count, unless it filled a buffer
     from which the later ones are packed: then the work on samples is that of all batches.
@@ -168,7 +173,8 @@ def _parts_of_a_batch(
     }
     full = full or int(own["tokens"])  # without a mask, by the lengths that the encoder measures
     fill = min(1.0, full / cells) if full and cells else None
-    return {name: max(0.0, sec) for name, sec in parts.items()}, fill
+    sec = max(1e-9, by_sample["read_sec"] + by_sample["encode_sec"]) / max(1, by_sample["draws"])
+    return {name: max(0.0, part) for name, part in parts.items()}, fill, sec
 
 
 def _spent(loader: Any, clock: HookClock) -> dict[str, float]:

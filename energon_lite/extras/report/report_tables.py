@@ -121,7 +121,7 @@ def _over_time(report: Report) -> Iterator[_Row]:
         "waits",
         *(f"{_short_name(names[i])} given/asked" for i in shown),
     )
-    for part in report.intervals:
+    for part in report.intervals if len(report.intervals) > 1 else ():
         rates = [_figure(part.counts[what], part.sec) for what in ("samples", "tokens")]
         shares = [f"{part.given[i]:.1%} / {part.asked[i]:.1%}" for i in shown]
         waits = _share(part.counts["wait_sec"] / len(report.ranks), part.sec)
