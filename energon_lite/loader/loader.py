@@ -176,8 +176,8 @@ class SavableDataLoader(DataLoader[T]):
 
         Counts of this rank since the run began; `stats().reduced()` is that of all ranks.
         """
-        found = self._run.counter.stats(self._run.num_run_items)
-        found.place = self.worker_config
+        found, config = self._run.counter.stats(self._run.num_run_items), self.worker_config
+        found.place = config.rank, config.world_size, config.most_workers
         return found
 
     def check_worker_number_rationality(self) -> None:

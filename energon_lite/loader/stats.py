@@ -75,12 +75,12 @@ class Stats(dict[str, SourceStats]):
         target: the target samples of each source, of the whole run up to here.
         facts: what is known of each source.
         unit: what shares are of, "samples" or "tokens".
-        place: where the loader runs.
+        place: rank, number of ranks, and workers of each, of the loader.
         ranks: after `reduced`, the counts of each rank.
     """
 
     _write_stats = LazyFunction("energon_lite.extras.report.write_stats:write_stats")
-    place: WorkerConfig | None = None
+    place: tuple[int, int, int] | None = None
     ranks: Sequence[Mapping[str, Mapping[str, float]]] = ()
 
     def __init__(

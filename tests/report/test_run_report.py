@@ -134,7 +134,7 @@ def test_files_that_hold_nothing_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         run_report(tmp_path / "none.jsonl")
     (tmp_path / "empty.jsonl").touch()
-    with pytest.raises(DatasetFormatError, match="no line has the counts"):
+    with pytest.raises(DatasetFormatError, match="no line has counts"):
         run_report(tmp_path / "empty.jsonl")
     (tmp_path / "state.json").write_text("{}")
     with pytest.raises(StateError, match="no state"):

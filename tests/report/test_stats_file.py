@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,6 +125,13 @@ def test_ranks_are_summed_and_steps_of_some_ranks_left_out(
     assert row["target"] == pytest.approx(row["draws"], rel=0.2)
 
 
+def test_one_rank_of_several_is_read_with_a_warning(folder: Path, tmp_path: Path) -> None:
+    run(loader_of(folder, 1, 4), tmp_path / "stats.jsonl", range(1, 4))
+    records, _, warnings = read_stats([tmp_path / "stats.jsonl"])
+    assert [(record.step, len(record.ranks)) for record in records] == [(1, 1), (2, 1), (3, 1)]
+    assert warnings == ["counts of 25% of the ranks only: give the files of all of them"]
+
+
 def test_run_that_resumes_on_fewer_ranks_is_read_as_one(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "stats.jsonl"
     loaders = [loader_of(folder, rank, 2) for rank in range(2)]
@@ -147,7 +155,7 @@ def test_reduced_figures_keep_those_of_each_rank(folder: Path, tmp_path: Path) -
         list(islice(loader, 3))
     own = [{name: vars(row) for name, row in loader.stats().items()} for loader in loaders]
     reduced = loaders[0].stats().merged([loaders[1].stats()])
-    reduced.ranks, reduced.place = own, loaders[0].worker_config
+    reduced.ranks, reduced.place = own, (0, 2, 0)
     reduced.write_to(tmp_path / "stats.jsonl", 3)
     (record,) = read_stats([tmp_path / "stats.jsonl"])[0]
     assert [rank["samples"] for rank in record.ranks] == [9, 9]
@@ -197,6 +205,11 @@ def test_skip_log_has_names_and_each_sample_once(folder: Path, tmp_path: Path) -
     assert len(skips) == sum(loader.num_skipped.values()) > 0
     assert {skip.stage for skip in skips} == {"encode_sample"}
     assert all(skip.sample_key for skip in skips)
+
+
+def test_figures_can_be_pickled(folder: Path) -> None:
+    stats = loader_of(folder, 1, 2).stats()
+    assert pickle.loads(pickle.dumps(stats)).place == stats.place == (1, 2, 0)
 
 
 def test_figures_of_no_source_make_a_line(tmp_path: Path) -> None:

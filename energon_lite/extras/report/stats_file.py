@@ -79,15 +79,18 @@ def read_stats(paths: Sequence[Path]) -> tuple[list[Record], list[SkipRecord], l
                 except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                     bad += bool(line.strip())
     warnings = [f"{bad:,} lines are cut, or no counts: skipped"] if bad else []
-    whole = [rows for _, of_step in sorted(found.items()) if (rows := _rows_of_step(of_step))]
-    records = [_record(rows) for rows in whole]
+    if not found:
+        raise DatasetFormatError(
+            f"{', '.join(map(str, paths))}: no line has counts. Write them by "
+            "`loader.stats().write_to(path, step)`"
+        )
+    steps = [_rows_of_step(found[step]) for step in sorted(found)]
+    most = max(min(len(rows) / size, 1) for rows, size in steps)
+    records = [_record(rows) for rows, size in steps if len(rows) >= most * size]
+    if most < 1:
+        warnings.append(f"counts of {most:.0%} of the ranks only: give the files of all of them")
     if len(records) < len(found):
         warnings.append(f"{len(found) - len(records):,} steps lack the counts of some ranks")
-    if not records:
-        raise DatasetFormatError(
-            f"{', '.join(map(str, paths))}: no line has the counts of a step of all its ranks. "
-            "Write them by `loader.stats().write_to(path, step)`; give the files of all ranks"
-        )
     return records, list(skips.values()), warnings
 
 
@@ -95,6 +98,7 @@ def _add_row(found: _Rows, row: dict[str, Any]) -> None:
     """Adds a line; forgets what its rank wrote for this step and later ones, before a resume."""
     rank, step = int(row.get("rank", ALL_RANKS)), int(row["step"])
     row["time"], row["began"] = float(row["time"]), float(row["began"])
+    row["world_size"] = max(1, int(row.get("world_size", 1)))
     total([*row["sources"].values(), *row.get("ranks", ())])  # raises where a count is no number
     for later in [own for own in found if own >= step]:
         found[later].pop(rank, None)
@@ -103,13 +107,12 @@ def _add_row(found: _Rows, row: dict[str, Any]) -> None:
     found.setdefault(step, {})[rank] = row
 
 
-def _rows_of_step(rows: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the lines of a step: that of all ranks together, or those of the last topology."""
+def _rows_of_step(rows: dict[int, dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+    """Returns the line of all ranks, or those of the last topology; and how many there should be."""
     if ALL_RANKS in rows:
-        return [rows[ALL_RANKS]]
-    size = max(rows.values(), key=itemgetter("time")).get("world_size", 1)
-    own = [rows[rank] for rank in sorted(rows) if rows[rank].get("world_size", 1) == size]
-    return own if len(own) == size else []
+        return [rows[ALL_RANKS]], 1
+    size = max(rows.values(), key=itemgetter("time"))["world_size"]
+    return [rows[n] for n in sorted(rows) if rows[n]["world_size"] == size], size
 
 
 def _record(rows: list[dict[str, Any]]) -> Record:

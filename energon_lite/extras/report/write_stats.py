@@ -13,7 +13,7 @@ from typing import Any
 
 from energon_lite.core.errors import append
 from energon_lite.core.state import JSON
-from energon_lite.extras.report.stats_file import total
+from energon_lite.extras.report.stats_file import ALL_RANKS, total
 from energon_lite.loader.stats import COUNTED, Stats
 
 _BEGAN = time.time()  # of the process: time between two of them is no time of the run
@@ -45,7 +45,7 @@ def write_stats(stats: Stats, writer: Any, step: int, prefix: str) -> None:
 
 
 def _append_line(stats: Stats, file: str, line: str) -> None:
-    rank = "all" if stats.ranks or stats.place is None else stats.place.rank
+    rank = "all" if stats.ranks or stats.place is None else stats.place[0]
     path = Path(file.replace("{rank}", str(rank)))
     with suppress(OSError), path.open("rb") as opened:
         opened.seek(-1, os.SEEK_END)
@@ -68,9 +68,9 @@ def _line(stats: Stats, step: int) -> str:
         "sources": sources,
     }  # fmt: skip
     if stats.place is not None:
-        row |= {"world_size": stats.place.world_size, "num_workers": stats.place.most_workers}
-        if not stats.ranks:
-            row["rank"] = stats.place.rank
+        row |= dict(zip(("rank", "world_size", "num_workers"), stats.place, strict=True))
+    if stats.ranks:
+        row["rank"] = ALL_RANKS
     row["ranks"] = [total(map(_finite_counts, rank.values())) for rank in stats.ranks]
     return json.dumps(row, allow_nan=False) + "\n"
 
