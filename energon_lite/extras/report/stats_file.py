@@ -108,7 +108,7 @@ def _add_row(found: _Rows, row: dict[str, Any]) -> None:
 
 
 def _rows_of_step(rows: dict[int, dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
-    """Returns the line of all ranks, or those of the last topology; and how many there should be."""
+    """Returns the line of all ranks, or those of the last topology; and how many they are."""
     if ALL_RANKS in rows:
         return [rows[ALL_RANKS]], 1
     size = max(rows.values(), key=itemgetter("time"))["world_size"]
