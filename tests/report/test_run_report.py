@@ -82,6 +82,21 @@ def test_what_a_file_cannot_know_is_said(blend: Path, tmp_path: Path) -> None:
     assert json.loads(json.dumps(report.to_json()))["headline"] == report.headline
 
 
+def test_time_is_that_of_one_rank_whose_process_goes_on(tmp_path: Path) -> None:
+    """Ranks begin at different times, and any of them may write a step last."""
+    lines = []
+    for step in range(1, 5):
+        for rank in range(2):
+            late = 0.5 if step % 2 == rank else 0.0
+            row = {"step": step, "time": 10.0 * step + late, "began": rank, "rank": rank}
+            lines.append({**row, "world_size": 2, "sources": {"a": {"samples": step, "draws": 1}}})
+    lines[-2]["began"] = 7  # rank 0 began again before the last step
+    file = tmp_path / "stats.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    seconds = [part.sec for part in run_report(file).intervals]
+    assert seconds == [None, pytest.approx(10, abs=1), pytest.approx(10, abs=1), None]
+
+
 def test_long_file_has_few_intervals_that_cover_the_run(blend: Path, tmp_path: Path) -> None:
     loader, file = loader_of(blend), tmp_path / "stats.jsonl"
     for step, _ in enumerate(islice(loader, 130), start=1):

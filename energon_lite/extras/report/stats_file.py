@@ -116,12 +116,12 @@ def _rows_of_step(rows: dict[int, dict[str, Any]]) -> tuple[list[dict[str, Any]]
 
 
 def _record(rows: list[dict[str, Any]]) -> Record:
-    newest = max(rows, key=itemgetter("time"))
+    first = rows[0]  # its clock stands for all ranks
     each = [total(row["sources"].values()) for row in rows]
     return Record(
-        newest["step"], newest["time"], newest["began"], newest.get("unit", "samples"),
-        newest.get("num_workers"), summed_sources([row["sources"] for row in rows]),
-        newest.get("ranks") or each,
+        first["step"], first["time"], first["began"], first.get("unit", "samples"),
+        first.get("num_workers"), summed_sources([row["sources"] for row in rows]),
+        first.get("ranks") or each,
     )  # fmt: skip
 
 
