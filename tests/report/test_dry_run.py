@@ -189,6 +189,7 @@ def test_hook_that_raises_on_each_sample_ends_the_dry_run(texts: Path) -> None:
 
 
 def test_commands_print_and_write(texts: Path, tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
     page, stats = tmp_path / "page.html", tmp_path / "stats.jsonl"
     run = partial(CliRunner().invoke, app)
     bench = ["bench", str(texts), "--seconds", "1", "--num-workers", "0"]

@@ -13,6 +13,8 @@ import pytest
 from energon_lite import run_report
 from energon_lite.extras.report.report_page import report_html, write_page
 
+pytest.importorskip("plotly")
+
 CHROMIUM = Path("/usr/bin/chromium")
 QUIET = (
     "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
