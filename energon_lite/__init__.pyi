@@ -90,6 +90,8 @@ from energon_lite.extras.media.av_decoder import (
     get_single_frames_uniform,
 )
 from energon_lite.extras.prepare.run import prepare_dataset
+from energon_lite.extras.report.dry_run import dry_run
+from energon_lite.extras.report.run_report import run_report
 from energon_lite.extras.samplers.multipack import MultipackBatchSampler
 from energon_lite.extras.samplers.packed_rows import PackedCollator, PackedRows
 from energon_lite.extras.samplers.split_modality import (
@@ -244,6 +246,7 @@ __all__ = [
     "batch_stack",
     "concat_pad",
     "cooker",
+    "dry_run",
     "edataclass",
     "generic_batch",
     "generic_concat",
@@ -261,6 +264,7 @@ __all__ = [
     "prepare_dataset",
     "prepare_metadataset",
     "reraise_exception",
+    "run_report",
     "sample_rng",
     "stateless",
     "traverse_metadataset",

@@ -176,7 +176,9 @@ class SavableDataLoader(Described, DataLoader[T]):
 
         Counts of this rank since the run began; `stats().reduced()` is that of all ranks.
         """
-        return self._run.counter.stats(self._run.num_run_items)
+        found, config = self._run.counter.stats(self._run.num_run_items), self.worker_config
+        found.place = config.rank, config.world_size, config.most_workers
+        return found
 
     def check_worker_number_rationality(self) -> None:
         """Warns of more worker processes than cores, as torch does; of threads it does not."""

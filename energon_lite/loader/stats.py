@@ -18,6 +18,7 @@ from energon_lite.core.tables import table_lines
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.loader.rank_store import TIMEOUT_SEC, Exchange
 from energon_lite.loader.workers.rank_feed import Delivery
+from energon_lite.names.energon_modules import LazyFunction
 
 
 @dataclasses.dataclass
@@ -74,7 +75,13 @@ class Stats(dict[str, SourceStats]):
         target: the target samples of each source, of the whole run up to here.
         facts: what is known of each source.
         unit: what shares are of, "samples" or "tokens".
+        place: rank, number of ranks, and workers of each, of the loader.
+        ranks: after `reduced`, the counts of each rank.
     """
+
+    _write_stats = LazyFunction("energon_lite.extras.report.write_stats:write_stats")
+    place: tuple[int, int, int] | None = None
+    ranks: Sequence[Mapping[str, Mapping[str, float]]] = ()
 
     def __init__(
         self,
@@ -121,7 +128,9 @@ class Stats(dict[str, SourceStats]):
         )
         plain = {name: dataclasses.asdict(stats) for name, stats in self.items()}
         ranks = Exchange(config, TIMEOUT_SEC).gather(plain, "stats().reduced()") or []
-        return Stats(_sums(ranks), self.target, self.facts, self.unit)
+        found = Stats(_sums(ranks), self.target, self.facts, self.unit)
+        found.place, found.ranks = self.place, ranks
+        return found
 
     def scalars(self, prefix: str = "data/") -> dict[str, float]:
         """Returns every figure under a name such as `data/coco/train/actual_share`."""
@@ -132,28 +141,21 @@ class Stats(dict[str, SourceStats]):
         }
 
     def write_to(self, writer: Any, step: int, prefix: str = "data/") -> None:
-        """Writes every figure to a logger.
+        """Writes every figure to a logger, or a line of them to a JSONL file.
+
+        A file gets plain counts, from which `energon-lite report` makes a report.
 
         Args:
-            writer: has `add_scalar(name, value, step)`, as TensorBoard's `SummaryWriter`, or
-                `log(dict, step=...)`, as wandb.
+            writer: the path of a JSONL file or an open one; or what has `add_scalar(name, value,
+                step)`, as TensorBoard's `SummaryWriter`, `log_metrics(dict, step=...)`, as a logger
+                of Lightning, or `log(dict, step=...)`, as wandb and an `Accelerator`.
             step: the training step.
-            prefix: comes before every name.
+            prefix: comes before every name; not in a file.
 
         Raises:
-            TypeError: `writer` has neither.
+            TypeError: `writer` is none of these.
         """
-        scalars = self.scalars(prefix)
-        if hasattr(writer, "add_scalar"):
-            for name, value in scalars.items():
-                writer.add_scalar(name, value, step)
-        elif hasattr(writer, "log"):
-            writer.log(scalars, step=step)
-        else:
-            raise TypeError(
-                f"{type(writer).__name__} has neither add_scalar(name, value, step) nor "
-                "log(dict, step=...); give one of the two, or use scalars()"
-            )
+        self._write_stats(self, writer, step, prefix)
 
     def __str__(self) -> str:
         """Returns a table for people."""

@@ -36,6 +36,7 @@ ROWS: list[list[str | frozenset[str]]] = [
         "extras.energon",
         "extras.inspect",
         "extras.preview",
+        "extras.report",
         "extras.testing",
         "extras.trainers",
     ],
@@ -50,6 +51,7 @@ OPTIONAL: dict[str, str] = {
     "mfusepy": "energon_lite/extras/inspect/mounting.py",
     "numba": "energon_lite/core/compiled.py",  # slow to import
     "PIL": "energon_lite/decoding/images.py",
+    "plotly": "energon_lite/extras/report/report_page.py",
     "simplejpeg": "energon_lite/decoding/images.py",
     "webdataset": "energon_lite/decoding/part_formats.py",  # tenbin only; slow to import
 }

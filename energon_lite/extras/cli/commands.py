@@ -435,6 +435,55 @@ def balance(
     print_report(report, "balance_text", as_json)
 
 
+@app.command()
+def report(
+    files: list[Path] = Argument(
+        metavar="STATS.jsonl|STATE",
+        help="What `loader.stats().write_to(path, step)` wrote, of each rank, with the skip log "
+        "of the loader; or a saved state.",
+    ),
+    output: Path | None = options.HTML,
+    as_json: bool = options.AS_JSON,
+) -> None:
+    """Reports what a run did: shares, epochs, rates, skips, its bottleneck and what to change."""
+    with errors_as_text():
+        _show_report(late("extras.report.run_report.run_report")(files), output, as_json)
+
+
+@app.command()
+def bench(
+    path: Path = options.DATA_PATH,
+    encoder: str | None = Option(None, "--with", help="module:Class of a task encoder."),
+    batch_size: int = Option(8, min=1, help="Samples, or packs, of a batch."),
+    num_workers: int | None = Option(None, min=0, help="Worker processes.  [default: at most 4]"),
+    seconds: float = Option(60, min=1, help="How long it measures."),
+    step_sec: float = Option(0, min=0, help="Seconds of a training step, which are slept."),
+    split_part: str = options.SPLIT_PART,
+    output: Path | None = options.HTML,
+    trust: bool | None = options.TRUST,
+    as_json: bool = options.AS_JSON,
+    progress: bool | None = options.PROGRESS,
+) -> None:
+    """Runs a pipeline without a model: what its parts take, and how many workers would do."""
+    with errors_as_text():
+        if output is not None:
+            late("extras.report.report_page.plotly_source")()  # before a minute of work
+        with late("extras.cli.progress.progress_bar")(progress) as bar:
+            found = late("extras.report.dry_run.dry_run")(
+                path, _encoder(encoder) if encoder else None, batch_size=batch_size,
+                num_workers=num_workers, seconds=seconds, step_sec=step_sec,
+                split_part=split_part, trust=trust, progress=bar,
+            )  # fmt: skip
+        _show_report(found, output, as_json)
+
+
+def _show_report(report: Any, output: Path | None, as_json: bool) -> None:
+    """Prints a report of a run, and writes its page."""
+    if output is not None:
+        late("extras.report.report_page.write_page")(report, output)
+    print_report(report, "extras.report.report_tables.report_text", as_json)
+
+
 checkpoint_app = typer.Typer(
     name="checkpoint", help="Describes saved states of loaders.", no_args_is_help=True
 )

@@ -31,6 +31,7 @@ TRUST = Option(
     None, help="Run code that the dataset names (sample_loader.py).  [default: ENERGON_LITE_TRUST]"
 )
 AS_JSON = Option(False, "--json", help="Print the report as JSON.")
+HTML = Option(None, "--output", "-o", help="Write the report as an HTML file; extra [report].")
 PROGRESS = Option(None, help="By default on if stderr is a terminal.")
 _PROCESSES = "Processes; by default one per core, at most 16."
 NUM_WORKERS = Option(None, min=0, help=_PROCESSES)
@@ -73,12 +74,16 @@ def is_metadataset(path: PurePath) -> bool:
 
 
 def print_report(report: Any, text: str, as_json: bool) -> None:
-    """Prints a report, or a list of reports, by a function of `inspect.text`, or as JSON."""
+    """Prints a report, or a list of reports, as JSON, or by a function of `inspect.text`.
+
+    A function of another module is named with it: `extras.report.report_tables.report_text`.
+    """
+    text = text if "." in text else f"extras.inspect.text.{text}"
     if as_json:
         typer.echo(json.dumps(report, indent=2, default=lambda value: value.to_json()))
         return
     for one in report if isinstance(report, list) else [report]:
-        typer.echo("\n".join(late(f"extras.inspect.text.{text}")(one)))
+        typer.echo("\n".join(late(text)(one)))
 
 
 @contextmanager
@@ -86,7 +91,7 @@ def errors_as_text() -> Iterator[None]:
     """Turns errors into a text on stderr; exit code 1 for data and folders, 2 for options."""
     try:
         yield
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, late("core.errors.SampleException")) as error:
         for text in (f"Error: {error}", *(f"  {n}" for n in getattr(error, "__notes__", ()))):
             # Names in a dataset may hold what a terminal obeys, or what cannot be printed.
             shown = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)

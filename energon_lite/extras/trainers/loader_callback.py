@@ -1,10 +1,11 @@
-"""The `Trainer` of transformers: a callback that keeps the loader's state and logs its figures."""
+"""A callback of two trainers that keeps the loader's state in checkpoints, and logs its figures."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Callable
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +13,78 @@ from energon_lite.storage.files import write_atomically
 
 logger = logging.getLogger(__name__)
 
+_OTHER_EVENTS = ("setup", "teardown", "state_dict", "load_state_dict")  # of Lightning
+
 
 class LoaderCallback:
-    """Keeps the loader's state in the checkpoints of transformers' `Trainer`, and logs its figures.
+    """Keeps the loader's state in checkpoints, and logs its figures, in two trainers.
 
         Trainer(..., callbacks=[LoaderCallback()])
 
-    Each checkpoint gets `loader_state.json`, with the states of all ranks of the loader that
-    `get_train_dataloader` returned. Where the Trainer resumes, from
+    In the `Trainer` of transformers each checkpoint gets `loader_state.json`, with the states of
+    all ranks of the loader that `get_train_dataloader` returned. Where the Trainer resumes, from
     `TrainingArguments.resume_from_checkpoint` or a checkpoint in `output_dir`, the state is
-    restored: on any number of workers and ranks, and no batch is computed again. The logs of
-    training get the actual share, the skipped samples and the seconds waited of each source, of the
-    rank that logs.
+    restored: on any number of workers and ranks, and no batch is computed again. The `Trainer` of
+    Lightning keeps the state of the loader in its checkpoints by itself.
 
-    It has all events of a `TrainerCallback`, and imports nothing of transformers.
+    The logs of training get the actual share, the skipped samples and the seconds waited of each
+    source, of the rank that logs.
+
+    It has all events of a `TrainerCallback` of transformers and of a `Callback` of Lightning, and
+    imports nothing of these.
+
+    Args:
+        stats_file: a JSONL file for `energon-lite report`; each rank adds a line with all its
+            counts at each logged step. `{rank}` in its name is replaced.
     """
 
     file = "loader_state.json"
     logged = ("/actual_share", "/skipped", "/wait_sec")
+    state_key = _legacy_state_key = "energon_lite.LoaderCallback"  # of Lightning
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
+    def __init__(self, stats_file: str | PathLike[str] | None = None) -> None:
+        self.stats_file = stats_file
+        self._last_step = 0
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
         """Returns what does nothing, for the other events."""
-        if not name.startswith("on_"):
+        if not name.startswith("on_") and name not in _OTHER_EVENTS:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return lambda *_, **__: None
+
+    def _figures(self, loader: Any, step: int) -> dict[str, float]:
+        """Returns the figures that are logged at a step; writes the line of the file."""
+        stats = loader.stats()
+        if self.stats_file is not None:
+            stats.write_to(self.stats_file, step)
+        figures = stats.scalars().items()
+        return {name: value for name, value in figures if name.endswith(self.logged)}
+
+    # Lightning
+
+    def on_train_start(self, trainer: Any, *_: Any) -> None:
+        """Looks whether there is a loader to log.
+
+        Raises:
+            TypeError: The trainer was given another loader, or several.
+        """
+        if not hasattr(trainer.train_dataloader, "stats"):
+            raise TypeError(
+                "LoaderCallback logs the loader of get_savable_loader(...), and the trainer has a "
+                f"{type(trainer.train_dataloader).__name__}: pass it the loader itself, or leave "
+                "the callback out"
+            )
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        """Logs the figures every `log_every_n_steps` steps."""
+        step = trainer.global_step
+        if step % max(1, trainer.log_every_n_steps) == 0 and step != self._last_step:
+            self._last_step = step
+            figures = self._figures(trainer.train_dataloader, step)
+            for logger in trainer.loggers:
+                logger.log_metrics(figures, step=step)
+
+    # transformers
 
     def on_train_begin(self, args: Any, state: Any, _: Any, **kwargs: Any) -> None:
         """Restores the state, where the Trainer resumes.
@@ -74,7 +123,6 @@ class LoaderCallback:
     def on_log(self, _: Any, state: Any, __: Any, **kwargs: Any) -> None:
         """Adds the figures to the logs of training."""
         if "loss" in kwargs["logs"]:
-            figures = kwargs["train_dataloader"].stats().scalars().items()
-            own = {name: value for name, value in figures if name.endswith(self.logged)}
+            own = self._figures(kwargs["train_dataloader"], state.global_step)
             kwargs["logs"].update(own)
             state.log_history[-1].update(own)

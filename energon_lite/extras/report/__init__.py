@@ -1,0 +1,1 @@
+"""Reports of a run: what it read of each source, how fast, what it waited for, what to change."""

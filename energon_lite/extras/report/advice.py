@@ -1,0 +1,96 @@
+"""Where the time of a run goes, and the line that names what to change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+MARGIN = 1.15  # of workers above what the work needs: samples take unequal times
+_MOST_WORKERS = 256  # that a rank may sensibly have
+_LITTLE = 0.03  # a part of the time that is not worth a change
+# What else helps, by the beginning of the name of a part.
+_INSTEAD = {
+    "read and decode": "`energon-lite bench` measures reading and decoding apart",
+    "read": "or bring the data nearer: a local disk, fewer and larger shards",
+    "decode": "or decode less: SampleDecoder(image_size=...), or smaller pictures in the tars",
+    "hooks": "`energon-lite bench --with` measures each hook",
+    "hook ": "or make the hook cheaper: store in the tars what does not change",
+    "pack": "or a smaller buffer of samples to pack from",
+    "transport": "or send less: uint8 pictures, no fields that are not used",
+}
+Times = Mapping[str, float | None]
+
+
+def times_of(counts: Mapping[str, float]) -> dict[str, float | None]:
+    """Returns the seconds of workers that a run itself counts; None for what it does not."""
+    known = {"read and decode": counts["read_sec"], "hooks": counts["encode_sec"]}
+    return {**known, **dict.fromkeys(("each hook", "pack and batch", "transport"))}
+
+
+def slowest(times: Times) -> tuple[str, float, float]:
+    """Returns the part that takes longest, its share of the work, and the seconds of all parts."""
+    seconds = {name: sec or 0.0 for name, sec in times.items()}
+    name, work_sec = max(seconds, key=seconds.__getitem__), sum(seconds.values())
+    return name, seconds[name] / work_sec if work_sec else 0.0, work_sec
+
+
+def headline(
+    times: Times,
+    wait_sec: float,
+    sec: float | None,
+    num_ranks: int,
+    num_workers: int | None,
+    num_cores: int | None,
+) -> str:
+    """Returns the line that names the bottleneck and what to change.
+
+    Args:
+        times: of all ranks.
+        wait_sec: that all training loops waited.
+        sec: of the run; None if it is not known.
+        num_ranks: training loops.
+        num_workers: of each rank; None if it is not known.
+        num_cores: that a rank has; None if it is not known.
+    """
+    most, part, work_sec = slowest(times)
+    if sec is None:
+        return (
+            f"Waited {wait_sec:,.1f} s for batches; {part:.0%} of the loader's work: {most}; how "
+            "long steps take is not known"
+        )
+    share = wait_sec / num_ranks / sec
+    needed = max(1, math.ceil(MARGIN * work_sec / max(num_ranks * sec - wait_sec, 1e-9)))
+    workers = f"{needed:,} worker{'s' if needed > 1 else ''}"
+    if share < _LITTLE:
+        text = f"Waits for data {share:.1%} of the time: the training step is the limit"
+        return text + f"; {workers} of {num_workers} would do" * (needed < (num_workers or 0))
+    text = f"Waits for {most} {share:.0%} of the time ({part:.0%} of the loader's work)"
+    if needed <= (num_workers or 0):
+        return (
+            f"{text}, though {workers} of {num_workers} should do: are there as many "
+            "free cores? A higher prefetch_factor evens out single slow batches"
+        )
+    instead = next((text for name, text in _INSTEAD.items() if most.startswith(name)), "")
+    if needed > _MOST_WORKERS:
+        return f"{text}; steps are too short for any number of workers, {instead}"
+    now = "" if num_workers is None else f" in place of {num_workers}"
+    now += f", on as many cores (there are {num_cores})" * (needed > (num_cores or needed))
+    return f"{text}; {workers} would do{now}, {instead}"
+
+
+def without_steps(times: Times, num_workers: int, batch_sec: float) -> str:
+    """Returns the line of a dry run whose steps take no time.
+
+    Args:
+        times: for a batch.
+        num_workers: of the run.
+        batch_sec: seconds between two of its batches.
+    """
+    most, part, work_sec = slowest(times)
+    makers = f"{num_workers or 'no'} worker{'' if num_workers == 1 else 's'}"
+    # Packs come in bursts, from a buffer that takes long to fill.
+    least_ms = 1000 * max(batch_sec, work_sec / max(1, num_workers))
+    return (
+        f"{most.capitalize()} takes longest ({part:.0%} of the loader's work). With {makers}, "
+        f"training steps of {least_ms:,.3g} ms or more do not wait"
+    )

@@ -1,0 +1,208 @@
+"""What a run did: shares, epochs, rates, ranks, skips, times; and what to change."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from energon_lite.core.errors import StateError
+from energon_lite.core.state import JSON
+from energon_lite.core.stream_context import SkipRecord
+from energon_lite.extras.inspect.checkpoints import checkpoint_info, found_states
+from energon_lite.extras.report.advice import headline, times_of
+from energon_lite.extras.report.stats_file import Counts, Record, read_stats, summed_sources, total
+from energon_lite.loader.resume import decompressed
+
+_MAX_INTERVALS = 24  # of a report; lines between them are skipped
+_MAX_SKIPS = 100  # that a report lists
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """The steps between two lines.
+
+    Attributes:
+        start: the first step.
+        stop: the last one.
+        sec: seconds that they took; None where they are not known.
+        counts: of all ranks in it.
+        asked: shares that the blend asks of each source, in their order.
+        given: shares that the training loop got.
+    """
+
+    start: int
+    stop: int
+    sec: float | None
+    counts: Counts
+    asked: list[float]
+    given: list[float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """A run, as far as it was measured; None stands for what was not.
+
+    Attributes:
+        title: what the report is of.
+        headline: the bottleneck, and what to change.
+        step: the last training step.
+        unit: what shares are of, "samples" or "tokens".
+        num_workers: loader workers of each rank.
+        sec: seconds of the run that were measured.
+        counts: of all ranks in this time; since the run began, where no time was measured.
+        sources: counts of each source since the run began, with `size`, `epochs`, and shares
+            `asked` and `given`.
+        intervals: the run in up to 25 parts.
+        ranks: the counts of each rank since the run began.
+        times: seconds of all loader workers, by part of their work.
+        skips: skipped samples with their names, up to 100; from a skip log only.
+        fill: the part of the tokens of a batch that is no padding; of a dry run only.
+        workers: the shortest training step that does not wait, in seconds, by number of workers;
+            of a dry run only.
+        warnings: what the reader should know.
+    """
+
+    title: str
+    headline: str
+    step: int
+    unit: str
+    num_workers: int | None
+    sec: float | None
+    counts: Counts
+    sources: dict[str, dict[str, float | None]]
+    intervals: list[Interval]
+    ranks: Sequence[Counts]
+    times: Mapping[str, float | None]
+    skips: Sequence[SkipRecord] = ()
+    fill: float | None = None
+    workers: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    warnings: Sequence[str] = ()
+
+    @property
+    def imbalance(self) -> float | None:
+        """Tokens (or samples) of the rank with most of them, over their mean."""
+        unit = "tokens" if sum(rank["tokens"] for rank in self.ranks) else "samples"
+        amounts = [rank[unit] for rank in self.ranks]
+        return max(amounts) * len(amounts) / sum(amounts) if sum(amounts) else None
+
+    def to_json(self) -> dict[str, JSON]:
+        """Returns all figures as plain JSON."""
+        skips: list[Any] = [record._asdict() for record in self.skips]
+        return {**dataclasses.asdict(self), "skips": skips, "imbalance": self.imbalance}
+
+
+def run_report(source: str | PathLike[str] | Sequence[str | PathLike[str]]) -> Report:
+    """Reports what a run did.
+
+    Args:
+        source: a `.jsonl` file of `loader.stats().write_to(path, step)`, or those of all ranks,
+            with the loader's `skip_log` where there is one; or a saved state, as a file, a folder
+            of a trainer, or the files of all ranks.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DatasetFormatError: A JSONL file has no counts.
+        StateError: Another file has no state.
+    """
+    paths = [Path(source)] if isinstance(source, (str, PathLike)) else [*map(Path, source)]
+    title = ", ".join(path.name for path in paths)
+    if any(path.suffix == ".jsonl" for path in paths):
+        records, skips, warnings = read_stats(paths)
+        return made_report(title, records, skips=skips[:_MAX_SKIPS], warnings=warnings)
+    checked = checkpoint_info(paths)
+    try:
+        record = _state_record(found_states(paths))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise StateError(f"{title}: the counts of the state are corrupt ({error!r})") from error
+    return made_report(f"state {title}", [record], warnings=checked["warnings"])
+
+
+def made_report(
+    title: str,
+    records: Sequence[Record],
+    *,
+    times: Mapping[str, float | None] | None = None,
+    num_cores: int | None = None,
+    **more: Any,
+) -> Report:
+    """Makes the report of records, at least one, in the order of steps.
+
+    Args:
+        title: as in `Report`.
+        records: counts up to a step each.
+        times: as in `Report`; by default what the records know.
+        num_cores: of a rank, if it is known.
+        more: other fields of `Report`.
+    """
+    last = records[-1]
+    intervals = [_interval(a, b) for a, b in pairwise(_thinned(records)) if b.step > a.step]
+    timed = [part for part in intervals if part.sec]
+    sec = sum(part.sec or 0.0 for part in timed) or None
+    counts = total(part.counts for part in timed) if sec else total(last.sources.values())
+    times = times_of(counts) if times is None else times
+    place = len(last.ranks), last.num_workers, num_cores
+    asked, given = (_shares_of(last.sources.values(), key) for key in ("target", last.unit))
+    sources: dict[str, dict[str, float | None]] = {
+        name: {**row, "asked": a, "given": b, "epochs": row["draws"] / (row["size"] or 1)}
+        for (name, row), a, b in zip(last.sources.items(), asked, given, strict=True)
+    }
+    return Report(**{
+        "title": title, "headline": headline(times, counts["wait_sec"], sec, *place),
+        "step": last.step, "unit": last.unit, "num_workers": last.num_workers, "sec": sec,
+        "counts": counts, "sources": sources, "intervals": intervals, "ranks": last.ranks,
+        "times": times, **more,
+    })  # fmt: skip
+
+
+def _state_record(states: Sequence[Mapping[str, Any]]) -> Record:
+    """Returns the counts of the states of a run; of several of a rank, those of the newest."""
+    ranks = {}
+    for state in sorted(states, key=lambda state: (state["base"], state["count"])):
+        ranks[state["rank"]] = decompressed(state["stats"], "stats")
+    settings = [part for s in states for part in _settings(decompressed(s["config"], "config"))]
+    sizes = {part["name"]: part["samples"] for part in settings if part.get("stage") == "source"}
+    sources = summed_sources(list(ranks.values()))
+    for name, row in sources.items():
+        row["size"] = sizes.get(name, 0)
+    unit = "tokens" if any(part.get("unit") == "tokens" for part in settings) else "samples"
+    each = [total(ranks[rank].values()) for rank in sorted(ranks)]
+    # `state` is the newest one.
+    step = state["base"] // state["world_size"] + state["count"]
+    return Record(step, None, None, unit, None, sources, each)
+
+
+def _settings(config: Any) -> Iterator[dict[str, Any]]:
+    """Yields the settings of all stages of a pipeline."""
+    if isinstance(config, dict):
+        yield config
+        config = list(config.values())
+    for part in config if isinstance(config, list) else ():
+        yield from _settings(part)
+
+
+def _thinned(records: Sequence[Record]) -> list[Record]:
+    """Returns the start of the run, and some of the records, evenly, with the last one."""
+    stride = -(-(len(records) - 1) // _MAX_INTERVALS) or 1
+    start = dataclasses.replace(records[0], step=0, began=None, sources={})
+    return [start, *records[:-1:stride], records[-1]]
+
+
+def _interval(a: Record, b: Record) -> Interval:
+    since = [
+        {key: max(0.0, row[key] - a.sources.get(name, {}).get(key, 0)) for key in row}
+        for name, row in b.sources.items()
+    ]
+    is_timed = a.time is not None and b.time is not None and a.began == b.began
+    sec = (b.time or 0.0) - (a.time or 0.0) if is_timed else 0.0
+    asked, given = _shares_of(since, "target"), _shares_of(since, b.unit)
+    return Interval(a.step + 1, b.step, sec if sec > 0 else None, total(since), asked, given)
+
+
+def _shares_of(rows: Iterable[Mapping[str, float]], key: str) -> list[float]:
+    amounts = [row[key] for row in rows]
+    whole = sum(amounts)
+    return [round(amount / whole, 6) if whole else 0.0 for amount in amounts]

@@ -1,0 +1,226 @@
+"""What a report says of a file of figures, and of a saved state."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from energon_lite import (
+    DatasetFormatError,
+    StateError,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    run_report,
+)
+from energon_lite.extras.report.advice import headline, without_steps
+from energon_lite.extras.report.report_tables import report_tables, report_text
+from energon_lite.loader.resume import compressed
+
+from ..helpers import metadataset, opened, signed, text_set
+
+SCHEDULE = {"schedule": "linear", "points": {0: 3, 100: 1}}
+
+
+@pytest.fixture(scope="module")
+def blend(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("sets")
+    text_set(root / "a", 40)
+    text_set(root / "b", 20)
+    parts = [{"path": "a", "weight": SCHEDULE}, {"path": "b", "weight": 1}]
+    (root / "blend.yaml").write_text(yaml.safe_dump(metadataset({"blend": parts})))
+    return root / "blend.yaml"
+
+
+def loader_of(blend: Path, rank: int = 0, world_size: int = 1) -> Any:
+    config = WorkerConfig(rank=rank, world_size=world_size, num_workers=0, num_streams=2)
+    return get_savable_loader(get_train_dataset(blend, batch_size=2, worker_config=config))
+
+
+def test_shares_are_those_of_each_interval(blend: Path, tmp_path: Path) -> None:
+    loader, file = loader_of(blend), tmp_path / "stats.jsonl"
+    for step, _ in enumerate(islice(loader, 60), start=1):
+        if step % 20 == 0:
+            loader.stats().write_to(file, step)
+    report = run_report(str(file))
+    assert [(part.start, part.stop) for part in report.intervals] == [(1, 20), (21, 40), (41, 60)]
+    asked = [part.asked[0] for part in report.intervals]
+    assert asked == pytest.approx([0.72, 0.62, 0.51], abs=0.03)  # of 3, 2 and 1 to 1, smoothed
+    for part in report.intervals:
+        assert sum(part.asked) == pytest.approx(1, abs=1e-4)
+        assert part.given == pytest.approx(part.asked, abs=0.06)
+    found = loader.stats()
+    assert [*report.sources] == [*found]
+    for name, row in report.sources.items():
+        assert (row["samples"], row["epochs"]) == (found[name].samples, found[name].epochs)
+        assert row["given"] == pytest.approx(found[name].actual_share, abs=1e-5)
+        assert row["asked"] == pytest.approx(found[name].target_share, abs=1e-5)
+    # Nothing is known of the time before the first line.
+    assert [part.sec is None for part in report.intervals] == [True, False, False]
+    assert report.counts["samples"] == 80
+    assert report.sec == pytest.approx(sum(part.sec or 0 for part in report.intervals))
+
+
+def test_what_a_file_cannot_know_is_said(blend: Path, tmp_path: Path) -> None:
+    loader, file = loader_of(blend), tmp_path / "stats.jsonl"
+    for step, _ in enumerate(islice(loader, 3), start=1):
+        loader.stats().write_to(file, step)
+    report = run_report(file)
+    unknown = [name for name, sec in report.times.items() if sec is None]
+    assert unknown == ["each hook", "pack and batch", "transport"]
+    text = "\n".join(report_text(report))
+    assert text.startswith(report.headline)
+    assert "padding" in text
+    assert text.count("not measured") >= 4
+    assert json.loads(json.dumps(report.to_json()))["headline"] == report.headline
+
+
+def test_time_is_that_of_one_rank_whose_process_goes_on(tmp_path: Path) -> None:
+    """Ranks begin at different times, and any of them may write a step last."""
+    lines = []
+    for step in range(1, 5):
+        for rank in range(2):
+            late = 0.5 if step % 2 == rank else 0.0
+            row = {"step": step, "time": 10.0 * step + late, "began": rank, "rank": rank}
+            lines.append({**row, "world_size": 2, "sources": {"a": {"samples": step, "draws": 1}}})
+    lines[-2]["began"] = 7  # rank 0 began again before the last step
+    file = tmp_path / "stats.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    seconds = [part.sec for part in run_report(file).intervals]
+    assert seconds == [None, pytest.approx(10, abs=1), pytest.approx(10, abs=1), None]
+
+
+def test_long_file_has_few_intervals_that_cover_the_run(blend: Path, tmp_path: Path) -> None:
+    loader, file = loader_of(blend), tmp_path / "stats.jsonl"
+    for step, _ in enumerate(islice(loader, 130), start=1):
+        loader.stats().write_to(file, step)
+    parts = run_report(file).intervals
+    assert 20 < len(parts) <= 25
+    assert [part.start for part in parts] == [1, *(part.stop + 1 for part in parts[:-1])]
+    assert parts[-1].stop == 130
+    assert sum(part.counts["samples"] for part in parts) == 260
+
+
+def test_one_line_is_a_report_without_time(blend: Path, tmp_path: Path) -> None:
+    loader, file = loader_of(blend), tmp_path / "stats.jsonl"
+    next(iter(loader))
+    loader.stats().write_to(file, 1)
+    report = run_report(file)
+    assert (report.sec, report.counts["samples"]) == (None, 2)
+    assert "how long steps take is not known" in report.headline
+
+
+@pytest.mark.parametrize("as_folder", [False, True])
+def test_state_has_counts_of_all_ranks(as_folder: bool, blend: Path, tmp_path: Path) -> None:
+    loaders = [loader_of(blend, rank, 2) for rank in range(2)]
+    files = []
+    for rank, loader in enumerate(loaders):
+        list(islice(loader, 4 + rank))
+        files.append(tmp_path / f"rank{rank}.pt")
+        torch.save({"model": torch.zeros(3), "data": loader.save_state_rank()}, files[-1])
+    report = run_report(tmp_path if as_folder else files)
+    assert [rank["samples"] for rank in report.ranks] == [8, 10]
+    assert report.imbalance == pytest.approx(10 / 9)
+    assert sum(row["samples"] or 0 for row in report.sources.values()) == 18
+    assert [row["size"] for row in report.sources.values()] == [40, 20]
+    assert report.sec is None
+    assert report_tables(report)[0].title == "Where the time of the workers goes"
+
+
+def test_state_with_damaged_counts_is_refused(blend: Path, tmp_path: Path) -> None:
+    loader = loader_of(blend)
+    next(iter(loader))
+    state = opened(loader.save_state_rank())
+    state["stats"] = {"a": {"samples": "many"}}
+    file = tmp_path / "state.json"
+    file.write_text(json.dumps(signed({**state, "stats": compressed(state["stats"])})))
+    with pytest.raises(StateError, match="counts of the state are corrupt"):
+        run_report(file)
+
+
+def test_files_that_hold_nothing_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        run_report(tmp_path / "none.jsonl")
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(DatasetFormatError, match="no line has counts"):
+        run_report(tmp_path / "empty.jsonl")
+    (tmp_path / "state.json").write_text("{}")
+    with pytest.raises(StateError, match="no state"):
+        run_report(tmp_path / "state.json")
+
+
+DECODE = {"read": 10.0, "decode": 60.0, "hook encode_sample": 20.0, "transport": None}
+READ = {"read": 60.0, "decode": 1.0}
+HEADLINES: list[tuple[dict[str, float | None], float, float | None, tuple[Any, ...], str]] = [
+    # Times, waited, seconds, ranks, workers and cores.
+    (
+        DECODE,
+        70,
+        100,
+        (1, 2, None),
+        r"Waits for decode 70% of .*\(67% of the .*; 4 workers",
+    ),
+    (DECODE, 70, 100, (1, 2, 2), r"4 workers would do in place of 2, on as many cores \(there ar"),
+    (DECODE, 70, 100, (1, 2, 8), r"4 workers would do in place of 2, or decode less"),
+    (DECODE, 70, 100, (1, None, None), r"4 workers would do, or decode less"),
+    (DECODE, 90, 100, (1, 0, None), r"11 workers would do in place of 0"),
+    (DECODE, 100, 100, (1, 4, None), r"too short for any number of workers, or decode less"),
+    # Of two ranks, each loop waits half of the time, and has half of the work.
+    (DECODE, 100, 100, (2, 1, None), r"Waits for decode 50% .*; 2 workers would do in place of 1"),
+    (DECODE, 20, 100, (1, 4, None), r"though 2 workers of 4 should do.*free cores\?"),
+    (DECODE, 1, 100, (1, 8, None), r"Waits for data 1\.0% .*limit; 2 workers of 8 would do$"),
+    (DECODE, 1, 100, (1, 2, None), r"Waits for data 1\.0% .*: the training step is the limit$"),
+    (READ, 70, 100, (1, 1, None), r"Waits for read .*; 3 workers .*local disk"),
+    ({"hook batch": 9.0, "read": 1.0}, 7, 10, (1, 1, None), r"Waits for hook batch.*cheaper"),
+    ({"read and decode": 9.0, "hooks": None}, 7, 10, (1, 1, None), r"energon-lite bench"),
+    ({"pack and batch": 9.0}, 7, 10, (1, 1, None), r"smaller buffer"),
+    ({"read": 0.0}, 0, 10, (1, 1, None), r"the training step is the limit$"),
+    (
+        DECODE,
+        7,
+        None,
+        (1, 1, None),
+        r"^Waited 7\.0 s for batches; 67% .*: decode; .*not known$",
+    ),
+]
+
+
+@pytest.mark.parametrize(("times", "wait", "sec", "place", "words"), HEADLINES)
+def test_headline_names_the_bottleneck_and_what_would_do(
+    times: dict[str, float | None], wait: float, sec: float | None, place: Any, words: str
+) -> None:
+    line = headline(times, wait, sec, *place)
+    assert re.search(words, line), line
+    assert "\n" not in line
+
+
+def test_headline_without_steps_names_the_shortest_step() -> None:
+    line = without_steps({"read": 0.01, "decode": 0.03}, 2, 0.025)
+    assert line.startswith("Decode takes longest (75% of")
+    assert "With 2 workers, training steps of 25 ms or more" in line
+    # Two workers cannot make 40 ms of work in 1 ms: the batches lay in a buffer.
+    assert "steps of 20 ms or more" in without_steps({"decode": 0.04}, 2, 0.001)
+
+
+def test_report_of_no_sources_has_text(tmp_path: Path) -> None:
+    row = {"step": 1, "time": 0, "began": 0, "sources": {}}
+    (tmp_path / "stats.jsonl").write_text(json.dumps(row))
+    assert "samples/s" in "\n".join(report_text(run_report(tmp_path / "stats.jsonl")))
+
+
+def test_text_of_a_terminal_has_no_control_characters_and_few_rows(tmp_path: Path) -> None:
+    counts = {"samples": 1, "draws": 1}
+    sources = {f"\x1b[31m{n}\n{'x' * 200}": counts for n in range(100)}
+    row = {"step": 1, "time": 0, "began": 0, "sources": sources}
+    (tmp_path / "stats.jsonl").write_text(json.dumps(row))
+    text = "\n".join(report_text(run_report(tmp_path / "stats.jsonl")))
+    assert "\x1b" not in text
+    assert "and 76 more" in text
+    assert max(map(len, text.splitlines())) < 400
