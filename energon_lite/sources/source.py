@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from itertools import repeat
 from time import perf_counter
@@ -14,15 +13,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from energon_lite.core.arrays import Int64Array
-from energon_lite.core.dataset import Cursor, SavableDataset, SourceFacts, Traits
+from energon_lite.core.dataset import Cursor, CursorInParts, SavableDataset, SourceFacts, Traits
 from energon_lite.core.errors import StateError
-from energon_lite.core.sample_columns import (
-    Columns,
-    Origin,
-    SampleColumns,
-    joined_samples,
-    samples_of,
-)
+from energon_lite.core.sample_columns import Columns, Origin, SampleColumns
 from energon_lite.core.samples import SourceInfo
 from energon_lite.core.state import JSON, Names, RestoreKey, Snapshot
 from energon_lite.core.stream_context import context_or, replaying
@@ -187,7 +180,7 @@ class WebdatasetSource(SavableDataset[T]):
         }
 
 
-class SourceCursor(Cursor[T]):
+class SourceCursor(CursorInParts[T]):
     """A stream's place in a source.
 
     Args:
@@ -243,28 +236,8 @@ class SourceCursor(Cursor[T]):
                 sample = self.spec.loader.made_one(self._decoded, row, key)
         return sample  # type: ignore[no-any-return]
 
-    def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
-        """Returns the next samples, and their restore keys."""
-        taken, keys = self.take_batch(n)
-        return samples_of(taken), keys
-
-    def take_batch(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
-        """As `take`, with columns of the samples if all of them were decoded in blocks."""
-        parts: list[list[T] | Columns] = []
-        keys: list[RestoreKey] = []
-        with suppress(StopIteration):
-            while len(keys) < n:
-                part, own = self._some(n - len(keys))
-                parts.append(part)
-                keys += own
-        return joined_samples(parts), keys
-
-    def take_ready(self, n: int) -> tuple[list[T], list[RestoreKey]]:
+    def take_part(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
         """Returns the next samples of a block that was decoded, or one."""
-        taken, keys = self._some(n)
-        return samples_of(taken), keys
-
-    def _some(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
         if self._row == self._num_rows:
             self._read_on()
         return self._made(self._decoded, n) if self._decoded else ([next(self)], [self.key])

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from energon_lite.core.arrays import Float64Array, Int64Array
-from energon_lite.core.dataset import Cursor, SavableDataset, Traits, depth_of
+from energon_lite.core.dataset import Cursor, CursorInParts, SavableDataset, Traits, depth_of
 from energon_lite.core.errors import StateError
 from energon_lite.core.keys import first_leaf, leaves
-from energon_lite.core.sample_columns import Columns, joined_samples, samples_of
+from energon_lite.core.sample_columns import Columns
 from energon_lite.core.seeds import key_of
 from energon_lite.core.stage import StageCursor
 from energon_lite.core.state import COUNT, JSON, NUMBER, TEXT, RestoreKey, Snapshot, rows
@@ -646,7 +646,7 @@ class _BlendCursor(StageCursor[T]):
         self._begin()
 
 
-class _SourcesCursor(_BlendCursor[T]):
+class _SourcesCursor(CursorInParts[T], _BlendCursor[T]):
     """A place in a blend of sources, of which the next draws are read together if possible."""
 
     def __init__(self, spec: BlendDataset[T], stream: Stream) -> None:
@@ -698,31 +698,10 @@ class _SourcesCursor(_BlendCursor[T]):
             self._ahead.pass_over()
         return item
 
-    def take_ready(self, n: int) -> tuple[list[T], list[RestoreKey]]:
-        """Returns the samples of the next draws that were read, or one."""
-        columns, keys = self._some(n)
-        return samples_of(columns), keys
-
-    def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
-        """Returns the next samples and their restore keys."""
-        columns, keys = self.take_batch(n)
-        return samples_of(columns), keys
-
-    def take_batch(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
-        """Returns the next samples and their restore keys."""
-        parts: list[list[T] | Columns] = []
-        keys: list[RestoreKey] = []
-        with suppress(StopIteration):
-            while len(keys) < n:
-                part, own = self._some(n - len(keys))
-                parts.append(part)
-                keys += own
-        return joined_samples(parts), keys
-
-    def _some(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
+    def take_part(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
         num = self._num_ready(n)
         if not num:
-            return super().take_ready(n)
+            return [next(self)], [self.key]
         assert self._ahead is not None
         columns, keys = self._ahead.take(num)
         self._plan.at += num

@@ -561,7 +561,7 @@ for _name, _text in _INSTEAD.items():
 
 def _add_examples(commands: typer.Typer, group: str = "") -> None:
     for command in commands.registered_commands:
-        name = command.name or getattr(command.callback, "__name__", "")
+        name = command.name or str(getattr(command.callback, "__name__", ""))
         if text := EXAMPLES.get(group + name):
             command.epilog = f"\b\nExample:\n  {text}"  # \b: as it is, not filled to lines
 

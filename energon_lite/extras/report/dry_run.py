@@ -15,11 +15,11 @@ import torch
 from energon_lite.core.errors import EmptyDatasetError
 from energon_lite.core.samples import field_of
 from energon_lite.core.topology import WorkerConfig, num_cores
-from energon_lite.extras.inspect.text import counted
 from energon_lite.extras.report.advice import MARGIN, without_steps
 from energon_lite.extras.report.hook_clock import HookClock
 from energon_lite.extras.report.run_report import Report, made_report
 from energon_lite.extras.report.stats_file import Record, read_stats, total
+from energon_lite.extras.view.words import counted
 from energon_lite.loader.loader import SavableDataLoader
 from energon_lite.loader.workers.codec import packed_delivery, unpacked
 from energon_lite.loader.workers.rank_feed import Delivery

@@ -20,7 +20,7 @@ def plotly_source() -> str:
         RuntimeError: plotly is not installed.
     """
     try:
-        from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+        from plotly.offline import get_plotlyjs
     except ImportError as error:
         text = "The page of a report needs plotly: pip install 'energon_lite[report]'"
         raise RuntimeError(f"{text} ({error})") from None
