@@ -146,7 +146,6 @@ def test_dry_run_names_the_hook_that_takes_longest(texts: Path) -> None:
     assert set(report.times) == parts
     assert (report.num_workers, report.unit, len(report.ranks)) == (1, "samples", 1)
     assert report.counts["samples"] == 4 * (report.step - 1)
-    assert report.workers[1] == pytest.approx(8 * report.workers[8])
 
 
 def test_dry_run_with_steps_says_how_many_workers_would_do(texts: Path) -> None:
@@ -166,7 +165,7 @@ def test_dry_run_of_packs_has_their_fill_and_the_names_of_skipped_samples(texts:
 
 def test_decoding_is_told_from_reading(pictures: Path) -> None:
     report = dry_run(pictures, batch_size=2, num_workers=0, seconds=0.4)
-    assert (report.times["decode"] or 0) > 0
+    assert report.times["decode"] > 0
     kept = type("Kept", (DefaultTaskEncoder,), {"decoder": SampleDecoder(image_decode="bytes")})
     report = dry_run(pictures, kept(), batch_size=2, num_workers=0, seconds=0.4)
     assert report.fill is None

@@ -14,18 +14,18 @@ from typing import Any
 
 from energon_lite.task_encoder.base import HOOKS, AnyTaskEncoder
 
+DECODE = "decode"
+
 
 class HookClock:
     """Counts the seconds of functions, each without those of the functions that it calls.
 
     Attributes:
-        seconds: by name.
-        decode_sec: seconds of decoding outside of hooks.
+        seconds: by name; decoding in a hook is apart from that while samples are read.
     """
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
-        self.decode_sec = 0.0
         self._inner = threading.local()  # `sec` of the functions inside the current one
 
     def on(self, encoder: AnyTaskEncoder) -> AnyTaskEncoder:
@@ -64,14 +64,14 @@ class HookClock:
     def run(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls a function and counts its time."""
         outer_sec = getattr(self._inner, "sec", None)
+        if name == DECODE and outer_sec is not None:
+            name = "decode in hooks"
         self._inner.sec, since = 0.0, perf_counter()
         try:
             return function(*args, **kwargs)
         finally:
             sec = perf_counter() - since
             self.seconds[name] += sec - self._inner.sec
-            if outer_sec is None and name == "decode":
-                self.decode_sec += sec
             self._inner.sec = None if outer_sec is None else outer_sec + sec
 
 
@@ -84,5 +84,5 @@ class _Decoders(dict[str, Any]):
 
     def __missing__(self, part: str) -> Any:
         decode = self._decoder.decoder_of(part)
-        self[part] = decode and functools.partial(self._clock.run, "decode", decode)
+        self[part] = decode and functools.partial(self._clock.run, DECODE, decode)
         return self[part]

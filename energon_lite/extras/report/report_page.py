@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from html import escape
 from pathlib import Path
-from pkgutil import get_data
 from string import Template
 
-from energon_lite.extras.report.report_tables import figures, report_tables, report_text
+from energon_lite.extras.report.report_tables import figures, report_tables
 from energon_lite.extras.report.run_report import Report
 from energon_lite.storage.files import write_atomically
 
@@ -20,7 +19,7 @@ def plotly_source() -> str:
         RuntimeError: plotly is not installed.
     """
     try:
-        from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+        from plotly.offline import get_plotlyjs
     except ImportError as error:
         text = "The page of a report needs plotly: pip install 'energon_lite[report]'"
         raise RuntimeError(f"{text} ({error})") from None
@@ -29,13 +28,10 @@ def plotly_source() -> str:
 
 def report_html(report: Report) -> str:
     """Returns the page of a report; raises as `plotly_source`."""
-    content = get_data(__package__ or "", "report_page.html")
-    assert content is not None
     shown = {"figures": figures(report), "tables": report_tables(report), **report.to_json()}
-    return Template(content.decode()).substitute(
+    return Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8")).substitute(
         title=escape(report.title),
         headline=escape(report.headline),
-        text=escape("\n".join(report_text(report))),
         # In a script element, text ends at "</" whatever quotes are around it.
         data=json.dumps(shown).replace("<", "\\u003c"),
         plotly=plotly_source(),
