@@ -19,7 +19,6 @@ from energon_lite.extras.report.advice import without_steps
 from energon_lite.extras.report.hook_clock import DECODE, HookClock
 from energon_lite.extras.report.run_report import Report, interval, made_report
 from energon_lite.extras.report.stats_file import Counts, read_stats, total
-from energon_lite.extras.view.segments import batch_view
 from energon_lite.extras.view.words import counted
 from energon_lite.loader.loader import SavableDataLoader
 from energon_lite.loader.workers.codec import packed_delivery, unpacked
@@ -135,8 +134,7 @@ def _parts_of_a_batch(
         number += 1
         keys = field_of(batch, "__key__")
         samples += len(keys) if isinstance(keys, (list, tuple)) else 0
-        view = batch_view(batch)
-        fills += [view.fill] if view.rows else []
+        fills += _fills_of(batch)
         sent_sec += _transport_sec(batch) if workers else 0.0
     whole = _spent(loader, clock)
     own = {name: sec - since.get(name, 0.0) for name, sec in whole.items()}
@@ -194,6 +192,12 @@ def _run(loader: Any, file: Path, seconds: float, step_sec: float, show: Progres
             loader.stats().write_to(file, step)
             due = perf_counter() + seconds / _NUM_LINES
     loader.stats().write_to(file, step)
+
+
+def _fills_of(batch: Any) -> list[float]:
+    """Returns the part of the places of a batch that hold a token, by its mask."""
+    masks = (field_of(batch, name) for name in ("segment_ids", "attention_mask"))
+    return [float((m > 0).float().mean()) for m in masks if isinstance(m, torch.Tensor)][:1]
 
 
 def _transport_sec(batch: Any) -> float:

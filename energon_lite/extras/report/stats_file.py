@@ -19,6 +19,7 @@ from typing import Any
 
 from energon_lite.core.errors import DatasetFormatError, append
 from energon_lite.core.stream_context import SkipRecord
+from energon_lite.extras.view.words import counted
 from energon_lite.loader.stats import COUNTED, Stats
 
 Counts = Mapping[str, float]
@@ -141,8 +142,7 @@ def read_stats(paths: Sequence[Path]) -> tuple[list[Record], list[SkipRecord], l
             "`loader.stats().write_to(path, step)`"
         )
     records, warnings = _steps(record for rank in sorted(found) for record in found[rank])
-    if bad:
-        warnings.insert(0, f"{bad:,} lines are cut, or no counts: skipped")
+    warnings += [f"{bad:,} lines are cut, or no counts: skipped"] if bad else []
     return records, list(skips.values()), warnings
 
 
@@ -179,14 +179,11 @@ def _steps(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
         steps.append(together([record for record in own if record.world_size == size]))
     parts = [min(1.0, len(record.ranks) / max(1, record.world_size)) for record in steps]
     whole = [record for record, part in zip(steps, parts, strict=True) if part == max(parts)]
-    warnings = []
-    if max(parts) < 1:
-        warnings.append(
-            f"counts of {max(parts):.0%} of the ranks only: give the files of all of them"
-        )
-    if len(whole) < len(steps):
-        warnings.append(f"{len(steps) - len(whole):,} steps lack the counts of some ranks")
-    return whole, warnings
+    warning = (
+        f"{len(whole):,} of {counted(len(steps), 'step')} have the counts of {max(parts):.0%} of "
+        "the ranks, the others of fewer: give the files of all ranks"
+    )
+    return whole, [warning] if min(parts) < 1 else []
 
 
 def together(records: Sequence[Record]) -> Record:
