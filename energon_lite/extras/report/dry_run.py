@@ -95,22 +95,19 @@ def dry_run(
     number, slower = run.stop - run.start + 1, 1.0
     if run.counts["draws"]:
         slower = _sec_of_a_sample(run.counts) / alone_sec
-    times = {name: sec * slower * number for name, sec in parts.items()}
-    more: dict[str, Any] = {"skips": skips, "fill": fill}
-    steps = f"{number:,} steps of {step_sec * 1000:g} ms"
+    parts = {name: sec * slower for name, sec in parts.items()}
+    steps, more = f"{number:,} steps of {step_sec * 1000:g} ms", {}
     if not step_sec:
         steps = f"{number:,} steps that take no time"
-        more["headline"] = without_steps(
-            {name: sec / number for name, sec in times.items()}, workers, (run.sec or 0.0) / number
-        )
+        more["headline"] = without_steps(parts, workers, (run.sec or 0.0) / number)
     notes = [f"of one rank, on a machine of {counted(num_cores(), 'core')}"]
     if slower > _NOTICED:
         notes.append(
             f"{counted(workers, 'worker')} at once took {slower:.1f} times as long for the same "
             "work as this process alone: cores, memory or storage are short"
         )
-    title = f"dry run of {os.fspath(path)}, {steps}"
-    return made_report(title, records, times, warnings=notes, **more)
+    title, times = f"dry run of {path}, {steps}", {n: sec * number for n, sec in parts.items()}
+    return made_report(title, records, times, skips=skips, fill=fill, warnings=notes, **more)
 
 
 def _sec_of_a_sample(counts: Counts) -> float:
