@@ -178,9 +178,10 @@ def _steps(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
         size = max(own, key=attrgetter("time")).world_size  # of the last topology
         steps.append(together([record for record in own if record.world_size == size]))
     parts = [min(1.0, len(record.ranks) / max(1, record.world_size)) for record in steps]
-    whole = [record for record, part in zip(steps, parts, strict=True) if part == max(parts)]
+    most = max(parts)
+    whole = [record for record, part in zip(steps, parts, strict=True) if part == most]
     warning = (
-        f"{len(whole):,} of {counted(len(steps), 'step')} have the counts of {max(parts):.0%} of "
+        f"{len(whole):,} of {counted(len(steps), 'step')} have the counts of {most:.0%} of "
         "the ranks, the others of fewer: give the files of all ranks"
     )
     return whole, [warning] if min(parts) < 1 else []
