@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +18,7 @@ from energon_lite.core.topology import WorkerConfig, num_cores
 from energon_lite.extras.report.advice import without_steps
 from energon_lite.extras.report.hook_clock import DECODE, HookClock
 from energon_lite.extras.report.run_report import Report, interval, made_report
-from energon_lite.extras.report.stats_file import Counts, read_stats, total
+from energon_lite.extras.report.stats_file import Counts, Record, read_stats, total
 from energon_lite.extras.view.words import counted
 from energon_lite.loader.loader import SavableDataLoader
 from energon_lite.loader.workers.codec import packed_delivery, unpacked
@@ -81,22 +81,29 @@ def dry_run(
         return SavableDataLoader(dataset, max_skip_rate=1, skip_log=log)
 
     encoder, clock, show = checked_encoder(encoder), HookClock(), progress or (lambda *_: None)
-    with ExitStack() as stack:
-        folder = stack.enter_context(TemporaryDirectory())
-        stack.callback(torch.set_num_threads, torch.get_num_threads())
+    with TemporaryDirectory() as folder, ExitStack() as alone:
+        alone.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)  # as in a worker
         with loader(clock.on(encoder), 0, Path(folder, "alone")) as own:
             parts, fill, alone_sec = _parts_of_a_batch(own, clock, seconds * _PARTS, show, workers)
+        alone.close()
         file = Path(folder, "run")
         with loader(encoder, workers, file) as own:
             _run(own, file, seconds * (1 - _PARTS), step_sec, show)
         records, skips, _ = read_stats([file])
+    return _dry_report(path, records, parts, alone_sec, step_sec, skips=skips, fill=fill)
+
+
+def _dry_report(
+    path: Any, records: Sequence[Record], parts: dict[str, float], alone_sec: float,
+    step_sec: float, **more: Any,
+) -> Report:  # fmt: skip
     run = interval(records[0], records[-1])
     number, slower = run.stop - run.start + 1, 1.0
     if run.counts["draws"]:
         slower = _sec_of_a_sample(run.counts) / alone_sec
     parts = {name: sec * slower for name, sec in parts.items()}
-    steps, more = f"{number:,} steps of {step_sec * 1000:g} ms", {}
+    steps, workers = f"{number:,} steps of {step_sec * 1000:g} ms", records[-1].num_workers or 0
     if not step_sec:
         steps = f"{number:,} steps that take no time"
         more["headline"] = without_steps(parts, workers, (run.sec or 0.0) / number)
@@ -107,7 +114,7 @@ def dry_run(
             "work as this process alone: cores, memory or storage are short"
         )
     title, times = f"dry run of {path}, {steps}", {n: sec * number for n, sec in parts.items()}
-    return made_report(title, records, times, skips=skips, fill=fill, warnings=notes, **more)
+    return made_report(title, records, times, warnings=notes, **more)
 
 
 def _sec_of_a_sample(counts: Counts) -> float:

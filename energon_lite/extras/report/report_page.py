@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from html import escape
 from pathlib import Path
+from pkgutil import get_data
 from string import Template
 
 from energon_lite.extras.report.report_tables import figures, report_tables
@@ -29,7 +30,8 @@ def plotly_source() -> str:
 def report_html(report: Report) -> str:
     """Returns the page of a report; raises as `plotly_source`."""
     shown = {"figures": figures(report), "tables": report_tables(report), **report.to_json()}
-    return Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8")).substitute(
+    template = get_data(__package__, "report_page.html") or b""
+    return Template(template.decode()).substitute(
         title=escape(report.title),
         headline=escape(report.headline),
         # In a script element, text ends at "</" whatever quotes are around it.

@@ -160,7 +160,7 @@ def made_report(
 
 def _state_record(states: Sequence[Mapping[str, Any]]) -> Record:
     """Returns the counts of the states of a run; of several of a rank, those of the newest."""
-    settings = [own for s in states for own in _settings(decompressed(s["config"], "config"))]
+    settings = [own for s in states for own in _stage_settings(decompressed(s["config"], "config"))]
     sizes = {own["name"]: own["samples"] for own in settings if own.get("stage") == "source"}
     unit = "tokens" if any(own.get("unit") == "tokens" for own in settings) else "samples"
     ranks = {}
@@ -172,13 +172,13 @@ def _state_record(states: Sequence[Mapping[str, Any]]) -> Record:
     return together([ranks[rank] for rank in sorted(ranks)])
 
 
-def _settings(config: Any) -> Iterator[dict[str, Any]]:
+def _stage_settings(config: Any) -> Iterator[dict[str, Any]]:
     """Yields the settings of all stages of a pipeline."""
     if isinstance(config, dict):
         yield config
         config = list(config.values())
     for part in config if isinstance(config, list) else ():
-        yield from _settings(part)
+        yield from _stage_settings(part)
 
 
 def _thinned(records: Sequence[Record]) -> list[Record]:

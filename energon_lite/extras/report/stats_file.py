@@ -141,7 +141,7 @@ def read_stats(paths: Sequence[Path]) -> tuple[list[Record], list[SkipRecord], l
             f"{', '.join(map(str, paths))}: no line has counts. Write them by "
             "`loader.stats().write_to(path, step)`"
         )
-    records, warnings = _steps(record for rank in sorted(found) for record in found[rank])
+    records, warnings = _complete_steps(record for rank in sorted(found) for record in found[rank])
     warnings += [f"{bad:,} lines are cut, or no counts: skipped"] if bad else []
     return records, list(skips.values()), warnings
 
@@ -168,7 +168,7 @@ def checked_record(row: dict[str, Any]) -> Record:
     return Record(**{**row, **numbers, **times, "sources": sources, "ranks": ranks})
 
 
-def _steps(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
+def _complete_steps(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
     """Returns a record for each step of which as many ranks as possible are known; and warnings."""
     by_step: dict[int, list[Record]] = defaultdict(list)
     for record in records:
