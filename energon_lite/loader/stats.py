@@ -147,9 +147,9 @@ class Stats(dict[str, SourceStats]):
         A file gets plain counts, from which `energon-lite report` makes a report.
 
         Args:
-            writer: the path of a JSONL file; or what has `add_scalar(name, value,
-                step)`, as TensorBoard's `SummaryWriter`, `log_metrics(dict, step=...)`, as a logger
-                of Lightning, or `log(dict, step=...)`, as wandb and an `Accelerator`.
+            writer: the path of a JSONL file; or what has `add_scalar(name, value, step)`, as
+                TensorBoard's `SummaryWriter`, `log_metrics(dict, step=...)`, as a logger of
+                Lightning, or `log(dict, step=...)`, as wandb and an `Accelerator`.
             step: the training step.
             prefix: comes before every name; not in a file.
 
