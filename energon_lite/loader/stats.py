@@ -75,12 +75,13 @@ class Stats(dict[str, SourceStats]):
         target: the target samples of each source, of the whole run up to here.
         facts: what is known of each source.
         unit: what shares are of, "samples" or "tokens".
-        place: rank, number of ranks, and workers of each, of the loader.
+        place: rank, number of ranks, and workers of each, of the loader; after `reduced`, one rank
+            stands for all.
         ranks: after `reduced`, the counts of each rank.
     """
 
-    _write_stats = LazyFunction("energon_lite.extras.report.write_stats:write_stats")
-    place: tuple[int, int, int] | None = None
+    _write_stats = LazyFunction("energon_lite.extras.report.stats_file:write_stats")
+    place: tuple[int, int, int | None] = (0, 1, None)
     ranks: Sequence[Mapping[str, Mapping[str, float]]] = ()
 
     def __init__(
@@ -129,7 +130,7 @@ class Stats(dict[str, SourceStats]):
         plain = {name: dataclasses.asdict(stats) for name, stats in self.items()}
         ranks = Exchange(config, TIMEOUT_SEC).gather(plain, "stats().reduced()") or []
         found = Stats(_sums(ranks), self.target, self.facts, self.unit)
-        found.place, found.ranks = self.place, ranks
+        found.place, found.ranks = (0, 1, self.place[2]), ranks
         return found
 
     def scalars(self, prefix: str = "data/") -> dict[str, float]:
@@ -146,9 +147,9 @@ class Stats(dict[str, SourceStats]):
         A file gets plain counts, from which `energon-lite report` makes a report.
 
         Args:
-            writer: the path of a JSONL file or an open one; or what has `add_scalar(name, value,
-                step)`, as TensorBoard's `SummaryWriter`, `log_metrics(dict, step=...)`, as a logger
-                of Lightning, or `log(dict, step=...)`, as wandb and an `Accelerator`.
+            writer: the path of a JSONL file; or what has `add_scalar(name, value, step)`, as
+                TensorBoard's `SummaryWriter`, `log_metrics(dict, step=...)`, as a logger of
+                Lightning, or `log(dict, step=...)`, as wandb and an `Accelerator`.
             step: the training step.
             prefix: comes before every name; not in a file.
 

@@ -140,24 +140,23 @@ def test_time_in_a_function_inside_another_is_counted_once() -> None:
 
 @pytest.mark.processes
 def test_dry_run_names_the_hook_that_takes_longest(texts: Path) -> None:
-    report = dry_run(texts, Slow(), batch_size=4, num_workers=1, seconds=0.6)
+    report = dry_run(texts, Slow(), batch_size=4, num_workers=1, seconds=0.4)
     assert report.headline.startswith("Hook encode_batch takes longest")
     parts = {"read", "decode", "hook encode_batch", "pack and batch", "transport"}
     assert set(report.times) == parts
     assert (report.num_workers, report.unit, len(report.ranks)) == (1, "samples", 1)
     assert report.counts["samples"] == 4 * (report.step - 1)
-    assert report.workers[1] == pytest.approx(8 * report.workers[8])
 
 
 def test_dry_run_with_steps_says_how_many_workers_would_do(texts: Path) -> None:
-    report = dry_run(texts, Slow(), batch_size=4, num_workers=0, seconds=0.6, step_sec=0.01)
+    report = dry_run(texts, Slow(), batch_size=4, num_workers=0, seconds=0.3, step_sec=0.01)
     assert report.headline.startswith("Waits for hook encode_batch")
     assert "workers would do in place of 0" in report.headline
     assert "transport" not in report.times
 
 
 def test_dry_run_of_packs_has_their_fill_and_the_names_of_skipped_samples(texts: Path) -> None:
-    report = dry_run(texts, Packs(), batch_size=2, num_workers=0, seconds=0.5)
+    report = dry_run(texts, Packs(), batch_size=2, num_workers=0, seconds=0.3)
     assert 0.7 < (report.fill or 0) <= 1
     assert {skip.sample_key for skip in report.skips} == {"00007"}
     assert {"hook encode_sample", "hook sample_length"} <= set(report.times)
@@ -165,10 +164,10 @@ def test_dry_run_of_packs_has_their_fill_and_the_names_of_skipped_samples(texts:
 
 
 def test_decoding_is_told_from_reading(pictures: Path) -> None:
-    report = dry_run(pictures, batch_size=2, num_workers=0, seconds=0.4)
-    assert (report.times["decode"] or 0) > 0
+    report = dry_run(pictures, batch_size=2, num_workers=0, seconds=0.2)
+    assert report.times["decode"] > 0
     kept = type("Kept", (DefaultTaskEncoder,), {"decoder": SampleDecoder(image_decode="bytes")})
-    report = dry_run(pictures, kept(), batch_size=2, num_workers=0, seconds=0.4)
+    report = dry_run(pictures, kept(), batch_size=2, num_workers=0, seconds=0.2)
     assert report.fill is None
 
 

@@ -35,7 +35,7 @@ def page(tmp_path: Path) -> Path:
     """The page of two ranks and sources with hostile names."""
     stats, skips = tmp_path / "stats.jsonl", tmp_path / "skips.jsonl"
     names = ["photos", EVIL, "<b>x</b> ${title} $y", "ключ/train"]
-    stats.write_text("".join(line(s, r, names) for s in range(1, 40) for r in range(2)))
+    stats.write_text("".join(line(s, r, names) for s in range(1, 9) for r in range(2)))
     fields = {
         "restore_key": [1], "sample_key": EVIL, "source": "photos", "stage": "decode",
         "error": EVIL, "on_purpose": False, "num_samples": 1,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
 from itertools import islice
@@ -57,14 +56,6 @@ def test_line_is_plain_json_of_all_counts(folder: Path, tmp_path: Path) -> None:
     assert (row["size"], rows[-1]["world_size"], rows[-1]["num_workers"]) == (30, 1, 0)
 
 
-def test_open_file_gets_the_same_line(folder: Path) -> None:
-    loader, opened = loader_of(folder), io.StringIO()
-    next(iter(loader))
-    loader.stats().write_to(opened, 7)
-    assert json.loads(opened.getvalue())["step"] == 7
-    assert opened.getvalue().endswith("}\n")
-
-
 def test_rank_in_the_name_of_a_file_is_replaced(folder: Path, tmp_path: Path) -> None:
     run(loader_of(folder, 1, 2), tmp_path / "stats-{rank}.jsonl", range(1, 2))
     assert [file.name for file in tmp_path.iterdir()] == ["stats-1.jsonl"]
@@ -116,7 +107,7 @@ def test_ranks_are_summed_and_steps_of_some_ranks_left_out(
         run(loader, files[rank], range(1, 6 - rank))
     records, _, warnings = read_stats(sorted(set(files)))
     assert [record.step for record in records] == [1, 2, 3, 4]
-    assert warnings == ["1 steps lack the counts of some ranks"]
+    assert warnings[0].startswith("4 of 5 steps have the counts of 100% of the ranks, the others")
     each = [rank["samples"] for rank in records[-1].ranks]
     assert each == [12, 12]
     (row,) = records[-1].sources.values()
@@ -129,7 +120,7 @@ def test_one_rank_of_several_is_read_with_a_warning(folder: Path, tmp_path: Path
     run(loader_of(folder, 1, 4), tmp_path / "stats.jsonl", range(1, 4))
     records, _, warnings = read_stats([tmp_path / "stats.jsonl"])
     assert [(record.step, len(record.ranks)) for record in records] == [(1, 1), (2, 1), (3, 1)]
-    assert warnings == ["counts of 25% of the ranks only: give the files of all of them"]
+    assert warnings[0].startswith("3 of 3 steps have the counts of 25% of the ranks")
 
 
 def test_run_that_resumes_on_fewer_ranks_is_read_as_one(folder: Path, tmp_path: Path) -> None:
@@ -155,21 +146,11 @@ def test_reduced_figures_keep_those_of_each_rank(folder: Path, tmp_path: Path) -
         list(islice(loader, 3))
     own = [{name: vars(row) for name, row in loader.stats().items()} for loader in loaders]
     reduced = loaders[0].stats().merged([loaders[1].stats()])
-    reduced.ranks, reduced.place = own, (0, 2, 0)
+    reduced.ranks, reduced.place = own, (0, 1, 0)
     reduced.write_to(tmp_path / "stats.jsonl", 3)
     (record,) = read_stats([tmp_path / "stats.jsonl"])[0]
     assert [rank["samples"] for rank in record.ranks] == [9, 9]
     assert sum(row["samples"] for row in record.sources.values()) == 18
-
-
-def test_numbers_that_json_lacks_are_none(folder: Path) -> None:
-    stats = loader_of(folder).stats()
-    for row in stats.values():
-        row.loss_weight_sum = float("inf")
-    opened = io.StringIO()
-    stats.write_to(opened, 1)
-    (row,) = json.loads(opened.getvalue())["sources"].values()
-    assert row["loss_weight_sum"] is None
 
 
 GARBAGE = [

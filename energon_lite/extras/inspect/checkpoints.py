@@ -82,13 +82,6 @@ def checkpoint_info(paths: Sequence[Path]) -> dict[str, Any]:
     }
 
 
-def found_states(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Returns the states in files or folders, as they were saved; raises as `checkpoint_info`."""
-    return [
-        state for path in paths for file in _files_with_states(path) for state in _states_in(file)
-    ]
-
-
 def _files_with_states(path: Path) -> list[Path]:
     """Returns the file, or the files below a folder that have the mark of a state."""
     if not files.is_folder(path):

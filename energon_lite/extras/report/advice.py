@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-MARGIN = 1.15  # of workers above what the work needs: samples take unequal times
+from energon_lite.extras.view.words import counted
+
+_MARGIN = 1.15  # of workers above what the work needs: samples take unequal times
 _MOST_WORKERS = 256  # that a rank may sensibly have
 _LITTLE = 0.03  # a part of the time that is not worth a change
 # What else helps, by the beginning of the name of a part.
@@ -18,29 +20,17 @@ _INSTEAD = {
     "pack": "or a smaller buffer of samples to pack from",
     "transport": "or send less: uint8 pictures, no fields that are not used",
 }
-Times = Mapping[str, float | None]
-
-
-def times_of(counts: Mapping[str, float]) -> dict[str, float | None]:
-    """Returns the seconds of workers that a run itself counts; None for what it does not."""
-    known = {"read and decode": counts["read_sec"], "hooks": counts["encode_sec"]}
-    return {**known, **dict.fromkeys(("each hook", "pack and batch", "transport"))}
+Times = Mapping[str, float]
 
 
 def slowest(times: Times) -> tuple[str, float, float]:
     """Returns the part that takes longest, its share of the work, and the seconds of all parts."""
-    seconds = {name: sec or 0.0 for name, sec in times.items()}
-    name, work_sec = max(seconds, key=seconds.__getitem__), sum(seconds.values())
-    return name, seconds[name] / work_sec if work_sec else 0.0, work_sec
+    name, work_sec = max(times, key=times.__getitem__), sum(times.values())
+    return name, times[name] / work_sec if work_sec else 0.0, work_sec
 
 
 def headline(
-    times: Times,
-    wait_sec: float,
-    sec: float | None,
-    num_ranks: int,
-    num_workers: int | None,
-    num_cores: int | None,
+    times: Times, wait_sec: float, sec: float | None, num_ranks: int, num_workers: int | None
 ) -> str:
     """Returns the line that names the bottleneck and what to change.
 
@@ -50,7 +40,6 @@ def headline(
         sec: of the run; None if it is not known.
         num_ranks: training loops.
         num_workers: of each rank; None if it is not known.
-        num_cores: that a rank has; None if it is not known.
     """
     most, part, work_sec = slowest(times)
     if sec is None:
@@ -59,8 +48,8 @@ def headline(
             "long steps take is not known"
         )
     share = wait_sec / num_ranks / sec
-    needed = max(1, math.ceil(MARGIN * work_sec / max(num_ranks * sec - wait_sec, 1e-9)))
-    workers = f"{needed:,} worker{'s' if needed > 1 else ''}"
+    needed = max(1, math.ceil(_MARGIN * work_sec / max(num_ranks * sec - wait_sec, 1e-9)))
+    workers = counted(needed, "worker")
     if share < _LITTLE:
         text = f"Waits for data {share:.1%} of the time: the training step is the limit"
         return text + f"; {workers} of {num_workers} would do" * (needed < (num_workers or 0))
@@ -74,7 +63,6 @@ def headline(
     if needed > _MOST_WORKERS:
         return f"{text}; steps are too short for any number of workers, {instead}"
     now = "" if num_workers is None else f" in place of {num_workers}"
-    now += f", on as many cores (there are {num_cores})" * (needed > (num_cores or needed))
     return f"{text}; {workers} would do{now}, {instead}"
 
 
@@ -87,10 +75,9 @@ def without_steps(times: Times, num_workers: int, batch_sec: float) -> str:
         batch_sec: seconds between two of its batches.
     """
     most, part, work_sec = slowest(times)
-    makers = f"{num_workers or 'no'} worker{'' if num_workers == 1 else 's'}"
     # Packs come in bursts, from a buffer that takes long to fill.
     least_ms = 1000 * max(batch_sec, work_sec / max(1, num_workers))
     return (
-        f"{most.capitalize()} takes longest ({part:.0%} of the loader's work). With {makers}, "
-        f"training steps of {least_ms:,.3g} ms or more do not wait"
+        f"{most.capitalize()} takes longest ({part:.0%} of the loader's work). With "
+        f"{counted(num_workers, 'worker')}, steps of {least_ms:,.3g} ms or more do not wait"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,16 +15,15 @@ import torch
 from energon_lite.core.errors import EmptyDatasetError
 from energon_lite.core.samples import field_of
 from energon_lite.core.topology import WorkerConfig, num_cores
-from energon_lite.extras.report.advice import MARGIN, without_steps
-from energon_lite.extras.report.hook_clock import HookClock
-from energon_lite.extras.report.run_report import Report, made_report
-from energon_lite.extras.report.stats_file import Record, read_stats, total
+from energon_lite.extras.report.advice import without_steps
+from energon_lite.extras.report.hook_clock import DECODE, HookClock
+from energon_lite.extras.report.run_report import Report, interval, made_report
+from energon_lite.extras.report.stats_file import Counts, Record, read_stats, total
 from energon_lite.extras.view.words import counted
 from energon_lite.loader.loader import SavableDataLoader
 from energon_lite.loader.workers.codec import packed_delivery, unpacked
 from energon_lite.loader.workers.rank_feed import Delivery
 from energon_lite.pipeline import get_train_dataset
-from energon_lite.storage import files
 from energon_lite.task_encoder.base import AnyTaskEncoder, checked_encoder
 
 _NOTICED = 1.3  # times as long as alone
@@ -34,7 +33,6 @@ _OF_BATCHES = {
     f"hook {name}"
     for name in ("postencode_sample", "pack_selected_samples", "batch", "encode_batch")
 }
-_NUMBERS_OF_WORKERS = (1, 2, 4, 8, 16)
 
 Progress = Callable[[str, int, int], None]
 
@@ -72,11 +70,10 @@ def dry_run(
         raise ValueError(f"seconds={seconds} must be above 0, and step_sec={step_sec} not below")
     workers = min(4, num_cores()) if num_workers is None else num_workers
 
-    def loader(
-        encoder: AnyTaskEncoder, num_workers: int, log: Path | None = None
-    ) -> SavableDataLoader[Any]:
-        streams = max(1, workers)
-        config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, num_streams=streams)
+    def loader(encoder: AnyTaskEncoder, num_workers: int, log: Path) -> SavableDataLoader[Any]:
+        config = WorkerConfig(
+            rank=0, world_size=1, num_workers=num_workers, num_streams=max(1, workers)
+        )
         dataset = get_train_dataset(
             path, split_part=split_part, batch_size=batch_size, worker_config=config,
             task_encoder=encoder, trust=trust,
@@ -84,63 +81,51 @@ def dry_run(
         return SavableDataLoader(dataset, max_skip_rate=1, skip_log=log)
 
     encoder, clock, show = checked_encoder(encoder), HookClock(), progress or (lambda *_: None)
-    with ExitStack() as stack:
-        stack.callback(torch.set_num_threads, torch.get_num_threads())
+    with TemporaryDirectory() as folder, ExitStack() as alone:
+        alone.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)  # as in a worker
-        own = stack.enter_context(loader(clock.on(encoder), 0))
-        parts, fill, alone_sec = _parts_of_a_batch(
-            own, clock, seconds * _PARTS, show, sends=workers > 0
-        )
-    with TemporaryDirectory() as folder:
-        stats, log = Path(folder, "stats"), Path(folder, "skips")
-        with loader(encoder, workers, log) as own:
-            _run(own, stats, seconds * (1 - _PARTS), step_sec, show)
-        records, skips, _ = read_stats([stats, log] if files.is_file(log) else [stats])
-    slower = _sec_of_a_sample(records[0], records[-1], alone_sec) / alone_sec
-    parts = {name: sec * slower for name, sec in parts.items()}
-    return _dry_report(os.fspath(path), records, parts, slower, step_sec, skips=skips, fill=fill)
+        with loader(clock.on(encoder), 0, Path(folder, "alone")) as own:
+            parts, fill, alone_sec = _parts_of_a_batch(own, clock, seconds * _PARTS, show, workers)
+        alone.close()
+        file = Path(folder, "run")
+        with loader(encoder, workers, file) as own:
+            _run(own, file, seconds * (1 - _PARTS), step_sec, show)
+        records, skips, _ = read_stats([file])
+    return _dry_report(path, records, parts, alone_sec, step_sec, skips=skips, fill=fill)
 
 
 def _dry_report(
-    path: str, records: list[Record], parts: dict[str, float], slower: float, step_sec: float,
-    **more: Any,
+    path: Any, records: Sequence[Record], parts: dict[str, float], alone_sec: float,
+    step_sec: float, **more: Any,
 ) -> Report:  # fmt: skip
-    first, last, workers = records[0], records[-1], records[-1].num_workers or 0
-    number = max(1, last.step - first.step)
-    steps = f"{number:,} steps that take no time"
-    if step_sec:
-        steps = f"{number:,} steps of {step_sec * 1000:g} ms"
-    else:
-        batch_sec = ((last.time or 0.0) - (first.time or 0.0)) / number
-        more["headline"] = without_steps(parts, workers, batch_sec)
-    notes = [f"of one rank, on a machine of {num_cores()} cores"]
+    run = interval(records[0], records[-1])
+    number, slower = run.stop - run.start + 1, 1.0
+    if run.counts["draws"]:
+        slower = _sec_of_a_sample(run.counts) / alone_sec
+    parts = {name: sec * slower for name, sec in parts.items()}
+    steps, workers = f"{number:,} steps of {step_sec * 1000:g} ms", records[-1].num_workers or 0
+    if not step_sec:
+        steps = f"{number:,} steps that take no time"
+        more["headline"] = without_steps(parts, workers, (run.sec or 0.0) / number)
+    notes = [f"of one rank, on a machine of {counted(num_cores(), 'core')}"]
     if slower > _NOTICED:
         notes.append(
             f"{counted(workers, 'worker')} at once took {slower:.1f} times as long for the same "
             "work as this process alone: cores, memory or storage are short"
         )
-    return made_report(
-        f"dry run of {path}, {steps}", records, warnings=notes, num_cores=num_cores(),
-        times={name: sec * number for name, sec in parts.items()},
-        workers={n: MARGIN * sum(parts.values()) / n for n in _NUMBERS_OF_WORKERS}, **more,
-    )  # fmt: skip
+    title, times = f"dry run of {path}, {steps}", {n: sec * number for n, sec in parts.items()}
+    return made_report(title, records, times, warnings=notes, **more)
 
 
-def _sec_of_a_sample(first: Record, last: Record, otherwise: float) -> float:
-    """Returns the seconds that workers read and encoded, for a sample that they drew."""
-    before, after = (total(record.sources.values()) for record in (first, last))
-    spent = {name: after[name] - before[name] for name in before}
-    return (
-        (spent["read_sec"] + spent["encode_sec"]) / spent["draws"] if spent["draws"] else otherwise
-    )
+def _sec_of_a_sample(counts: Counts) -> float:
+    """Returns the seconds of reading and of hooks for a sample that was drawn."""
+    return max(1e-9, counts["read_sec"] + counts["encode_sec"]) / max(1, counts["draws"])
 
 
 def _parts_of_a_batch(
-    loader: Any, clock: HookClock, seconds: float, show: Progress, *, sends: bool
+    loader: Any, clock: HookClock, seconds: float, show: Progress, workers: int
 ) -> tuple[dict[str, float], float | None, float]:
-    """Returns the seconds of each part of a batch, the fill, and seconds as the loader counts them.
-
-    The last are those of reading and of hooks, for a sample.
+    """Returns the seconds of each part of a batch, the fill, and those of a sample that was drawn.
 
     The first batch opens files, imports and compiles. It does not count, unless it filled a buffer
     from which the later ones are packed: then the work on samples is that of all batches.
@@ -148,57 +133,51 @@ def _parts_of_a_batch(
     batches = _batches_for(loader, seconds, 1, "Measuring the parts", show)
     next(batches)
     since = _spent(loader, clock)
-    number, samples, cells, full, sent_sec = 0, 0, 0, 0, 0.0
+    number, samples, sent_sec, fills = 0, 0, 0.0, []
     for batch in batches:
         number += 1
         keys = field_of(batch, "__key__")
         samples += len(keys) if isinstance(keys, (list, tuple)) else 0
-        size, filled = _tokens_of(batch)
-        cells, full = cells + size, full + filled
-        sent_sec += _transport_sec(batch) if sends else 0.0
+        fills += _fills_of(batch)
+        sent_sec += _transport_sec(batch) if workers else 0.0
     whole = _spent(loader, clock)
     own = {name: sec - since.get(name, 0.0) for name, sec in whole.items()}
     by_sample = own if 2 * own["draws"] > whole["draws"] else whole
     # Batches without keys hold as many samples as were drawn for them.
-    each = (samples or own["draws"]) / max(1, number) / max(1, by_sample["draws"])
-    hooks = [name for name, _ in clock.seconds.most_common() if name != "decode"]
-    inner_sec = sum(own[name] for name in hooks) + own["decode"] - own["outer decode"]
-    of_batches = {name: own[name] for name in hooks if name in _OF_BATCHES}
-    of_batches["pack and batch"] = own["wait_sec"] - own["read_sec"] - inner_sec
-    of_batches |= {"transport": sent_sec} if sends else {}
-    parts = {
-        "read": (by_sample["read_sec"] - by_sample["outer decode"]) * each,
-        **{name: by_sample[name] * each for name in ("decode", *hooks)},
-        **{name: sec / max(1, number) for name, sec in of_batches.items()},
-    }
-    full = full or int(own["tokens"])  # without a mask, by the lengths that the encoder measures
-    fill = min(1.0, full / cells) if full and cells else None
-    sec = max(1e-9, by_sample["read_sec"] + by_sample["encode_sec"]) / max(1, by_sample["draws"])
-    return {name: max(0.0, part) for name, part in parts.items()}, fill, sec
+    each = (samples or own["draws"]) / number / max(1, by_sample["draws"])
+    hooks = [name for name, _ in clock.seconds.most_common() if name != DECODE]
+    parts = {"read": (by_sample["read_sec"] - by_sample[DECODE]) * each}
+    for name in (DECODE, *hooks):
+        parts[name] = own[name] / number if name in _OF_BATCHES else by_sample[name] * each
+    rest_sec = own["wait_sec"] - own["read_sec"] - sum(own[name] for name in hooks)
+    parts["pack and batch"] = rest_sec / number
+    if workers:
+        parts["transport"] = sent_sec / number
+    fill = sum(fills) / len(fills) if fills else None
+    return {name: max(0.0, sec) for name, sec in parts.items()}, fill, _sec_of_a_sample(by_sample)
 
 
 def _spent(loader: Any, clock: HookClock) -> dict[str, float]:
     """Returns the counts of the loader and the seconds of the clock up to here."""
-    counts = total(map(vars, loader.stats().values()))
-    return {**counts, "decode": 0.0, **clock.seconds, "outer decode": clock.decode_sec}
+    return {**total(map(vars, loader.stats().values())), DECODE: 0.0, **clock.seconds}
 
 
 def _batches_for(
     loader: Any, seconds: float, num_first: int, what: str, show: Progress
 ) -> Iterator[Any]:
     """Yields batches, pass after pass, for some seconds after the first ones; at least one more."""
-    began, has_any, number = None, True, 0
-    while has_any:
-        has_any = False
+    began, number, before = 0.0, 0, -1
+    while number > before:
+        before = number
         for batch in loader:
-            has_any, number = True, number + 1
             yield batch
-            if number < num_first:
+            number += 1
+            if number <= num_first:
+                began = perf_counter()
                 continue
-            began = began or perf_counter()
             done = perf_counter() - began
             show(what, min(int(done), int(seconds)), int(seconds))
-            if number > num_first and done >= seconds:
+            if done >= seconds:
                 return
     raise EmptyDatasetError("a pass has no batch: there are no samples, or all were skipped")
 
@@ -209,10 +188,9 @@ def _run(loader: Any, file: Path, seconds: float, step_sec: float, show: Progres
     Not before each worker had a batch to give: the first ones wait for its start.
     """
     workers = loader.worker_config.num_workers
-    num_first, due, step = max(1, workers), 0.0, 0
-    name = f"Running with {workers} worker{'' if workers == 1 else 's'}"
-    for _ in _batches_for(loader, seconds, num_first, name, show):
-        step += 1
+    num_first, due = max(1, workers), 0.0
+    batches = _batches_for(loader, seconds, num_first, f"Running with {workers} workers", show)
+    for step, _ in enumerate(batches, start=1):
         sleep(step_sec)
         if step >= num_first and perf_counter() >= due:
             loader.stats().write_to(file, step)
@@ -220,17 +198,10 @@ def _run(loader: Any, file: Path, seconds: float, step_sec: float, show: Progres
     loader.stats().write_to(file, step)
 
 
-def _tokens_of(batch: Any) -> tuple[int, int]:
-    """Returns the places for tokens in a batch, and how many a mask marks as filled, else 0."""
-    ids = field_of(batch, "input_ids")
-    masks = field_of(batch, "segment_ids"), field_of(batch, "attention_mask")
-    cells = ids.numel() if isinstance(ids, torch.Tensor) else 0
-    filled = (
-        int((mask > 0).sum())
-        for mask in masks
-        if isinstance(mask, torch.Tensor) and mask.numel() == cells
-    )
-    return cells, next(filled, 0)
+def _fills_of(batch: Any) -> list[float]:
+    """Returns the part of the places of a batch that hold a token, by its mask."""
+    masks = (field_of(batch, name) for name in ("segment_ids", "attention_mask"))
+    return [float((m > 0).float().mean()) for m in masks if isinstance(m, torch.Tensor)][:1]
 
 
 def _transport_sec(batch: Any) -> float:

@@ -14,18 +14,18 @@ from typing import Any
 
 from energon_lite.task_encoder.base import HOOKS, AnyTaskEncoder
 
+DECODE = "decode"
+
 
 class HookClock:
     """Counts the seconds of functions, each without those of the functions that it calls.
 
     Attributes:
-        seconds: by name.
-        decode_sec: seconds of decoding outside of hooks.
+        seconds: by name; decoding in a hook is apart from that while samples are read.
     """
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
-        self.decode_sec = 0.0
         self._inner = threading.local()  # `sec` of the functions inside the current one
 
     def on(self, encoder: AnyTaskEncoder) -> AnyTaskEncoder:
@@ -44,14 +44,10 @@ class HookClock:
         timed.cookers = cookers  # type: ignore[misc]  # of this instance
         if encoder.decoder is not None:
             timed.decoder = copy.copy(encoder.decoder)
-            object.__setattr__(timed.decoder, "_decoders", _Decoders(self, encoder.decoder))
+            object.__setattr__(timed.decoder, "decoder_of", self._decoders(encoder.decoder))
         return timed
 
     def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return self.run(name, function, *args, **kwargs)
-
         @functools.wraps(function)
         def generate(*args: Any, **kwargs: Any) -> Iterator[Any]:
             items = function(*args, **kwargs)
@@ -59,30 +55,27 @@ class HookClock:
             while (item := self.run(name, next, items, end)) is not end:
                 yield item
 
-        return generate if inspect.isgeneratorfunction(inspect.unwrap(function)) else call
+        if inspect.isgeneratorfunction(inspect.unwrap(function)):
+            return generate
+        return functools.update_wrapper(functools.partial(self.run, name, function), function)
+
+    def _decoders(self, decoder: Any) -> Callable[[str], Any]:
+        @functools.cache
+        def decoder_of(part: str) -> Any:
+            decode = decoder.decoder_of(part)
+            return decode and functools.partial(self.run, DECODE, decode)
+
+        return decoder_of
 
     def run(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls a function and counts its time."""
         outer_sec = getattr(self._inner, "sec", None)
+        if name == DECODE and outer_sec is not None:
+            name = "decode in hooks"
         self._inner.sec, since = 0.0, perf_counter()
         try:
             return function(*args, **kwargs)
         finally:
             sec = perf_counter() - since
             self.seconds[name] += sec - self._inner.sec
-            if outer_sec is None and name == "decode":
-                self.decode_sec += sec
             self._inner.sec = None if outer_sec is None else outer_sec + sec
-
-
-class _Decoders(dict[str, Any]):
-    """The functions that decode parts, measured; made when a part is first met."""
-
-    def __init__(self, clock: HookClock, decoder: Any) -> None:
-        self._clock = clock
-        self._decoder = decoder
-
-    def __missing__(self, part: str) -> Any:
-        decode = self._decoder.decoder_of(part)
-        self[part] = decode and functools.partial(self._clock.run, "decode", decode)
-        return self[part]

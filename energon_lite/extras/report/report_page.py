@@ -8,7 +8,7 @@ from pathlib import Path
 from pkgutil import get_data
 from string import Template
 
-from energon_lite.extras.report.report_tables import figures, report_tables, report_text
+from energon_lite.extras.report.report_tables import figures, report_tables
 from energon_lite.extras.report.run_report import Report
 from energon_lite.storage.files import write_atomically
 
@@ -29,13 +29,11 @@ def plotly_source() -> str:
 
 def report_html(report: Report) -> str:
     """Returns the page of a report; raises as `plotly_source`."""
-    content = get_data(__package__ or "", "report_page.html")
-    assert content is not None
     shown = {"figures": figures(report), "tables": report_tables(report), **report.to_json()}
-    return Template(content.decode()).substitute(
+    template = get_data(__package__, "report_page.html") or b""
+    return Template(template.decode()).substitute(
         title=escape(report.title),
         headline=escape(report.headline),
-        text=escape("\n".join(report_text(report))),
         # In a script element, text ends at "</" whatever quotes are around it.
         data=json.dumps(shown).replace("<", "\\u003c"),
         plotly=plotly_source(),

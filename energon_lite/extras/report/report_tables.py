@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from energon_lite.core.tables import table_lines
-from energon_lite.extras.report.run_report import Report
+from energon_lite.extras.report.run_report import Interval, Report
 
-_UNKNOWN = "not measured"
+_SHARES = {"padding", "waits for data", "of the work", "asked", "given"}
+_COUNTS = ("samples", "tokens", "skipped", "wait_sec")
 _SHOWN_ROWS = 24  # of a table in a terminal
 _SHOWN_SHARES = 4  # sources whose shares have a column
-_BAR = 24  # characters
 _MAX_NAME = 60  # characters
-
-_Row = tuple[str, ...]
 
 
 class Table(NamedTuple):
@@ -27,47 +25,53 @@ class Table(NamedTuple):
     """
 
     title: str
-    rows: list[_Row]
+    rows: list[tuple[str, ...]]
     charts: tuple[str, ...] = ()
 
 
 def figures(report: Report) -> dict[str, str]:
     """Returns the figures that stand for the whole run, as text."""
-    sec, num_ranks, tokens = report.sec, len(report.ranks), report.counts["tokens"]
-    skipped = sum(row["skipped"] or 0 for row in report.sources.values())
-    return {
-        "samples/s": _figure(report.counts["samples"], sec),
-        "tokens/s": _figure(tokens, sec) if tokens else "no sample_length",
-        "padding": _UNKNOWN if report.fill is None else f"{1 - report.fill:.1%}",
-        "waits for data": _share(report.counts["wait_sec"] / num_ranks, sec),
-        "step": f"{report.step:,}",
-        "ranks": f"{num_ranks:,}",
-        "workers of a rank": _figure(report.num_workers),
-        "fullest rank over mean": _figure(report.imbalance),
-        "samples skipped": f"{skipped:,.0f}",
+    found = {
+        **_rates(report, report),
+        "padding": None if report.fill is None else 1 - report.fill,
+        "step": report.step,
+        "ranks": len(report.ranks),
+        "workers of a rank": report.num_workers,
+        "fullest rank over mean": report.imbalance,
+        "samples skipped": sum(row["skipped"] or 0 for row in report.sources.values()),
     }
+    return {name: _cell(name, value) for name, value in found.items()}
 
 
 def report_tables(report: Report) -> list[Table]:
     """Returns the tables that have rows."""
+    work_sec = sum(report.times.values()) or 1.0
     ranks = enumerate(report.ranks if len(report.ranks) > 1 else ())
-    tables = [
-        Table("Where the time of the workers goes", list(_times(report)), ("times",)),
-        Table(f"Sources, shares of {report.unit}", list(_sources(report)), ("epochs",)),
-        Table("Over time", list(_over_time(report)), ("shares", "rates")),
-        Table("Ranks", _below("rank samples tokens waited", (
-            (str(rank), f"{c['samples']:,.0f}", f"{c['tokens']:,.0f}", f"{c['wait_sec']:,.1f} s")
-            for rank, c in ranks
-        )), ("ranks",)),
-        Table("Workers that keep up with training steps", _below("workers steps", (
-            (f"{n:,}", f"of {sec * 1000:,.3g} ms or more") for n, sec in report.workers.items()
-        ))),
-        Table("Skipped samples", _below("sample source stage reason", (
-            tuple(map(_short_name, (s.sample_key, s.source, s.stage, s.error)))
+    found: list[tuple[str, list[dict[str, Any]], tuple[str, ...]]] = [
+        ("Where the time of the workers goes", [
+            {"part": name, "of the work": sec / work_sec, "seconds": sec}
+            for name, sec in report.times.items()
+        ], ("times",)),
+        (f"Sources, shares of {report.unit}", [
+            {"source": name, **{key: row[key] for key in ("asked", "given", "epochs", *_COUNTS)}}
+            for name, row in report.sources.items()
+        ], ("epochs",)),
+        ("Over time", _over_time(report), ("shares", "rates")),
+        ("Ranks", [
+            {"rank": str(n), **{key: row[key] for key in _COUNTS}} for n, row in ranks
+        ], ("ranks",)),
+        ("Skipped samples", [
+            {"sample": s.sample_key, "source": s.source, "stage": s.stage, "reason": s.error}
             for s in report.skips
-        ))),
+        ], ()),
     ]  # fmt: skip
-    return [table for table in tables if len(table.rows) > 1]
+    return [
+        Table(title, [
+            tuple(map(_short_name, rows[0])),
+            *(tuple(_cell(*item) for item in row.items()) for row in rows),
+        ], charts)
+        for title, rows, charts in found if rows
+    ]  # fmt: skip
 
 
 def report_text(report: Report) -> Iterator[str]:
@@ -75,70 +79,46 @@ def report_text(report: Report) -> Iterator[str]:
     yield report.headline
     yield f"\n{report.title}"
     yield from table_lines(list(figures(report).items()))
-    for title, rows, charts in report_tables(report):
+    for title, rows, _ in report_tables(report):
         yield f"\n{title}"
-        if charts == ("times",):
-            parts = (float(row[1].rstrip("%") or 0) / 100 for row in rows[1:])
-            bars = (("█" * round(part * _BAR)).ljust(_BAR, "·") for part in parts)
-            rows = [(*row, bar) for row, bar in zip(rows, ("", *bars), strict=True)]
         yield from map(str.rstrip, table_lines(rows[: _SHOWN_ROWS + 1]))
         if len(rows) > _SHOWN_ROWS + 1:
             yield f"and {len(rows) - _SHOWN_ROWS - 1:,} more"
     yield from (f"note: {warning}" for warning in report.warnings)
 
 
-def _below(names: str, rows: Iterable[_Row]) -> list[_Row]:
-    return [tuple(names.split()), *rows]
-
-
-def _times(report: Report) -> Iterator[_Row]:
-    yield "part", "of the work", "seconds"
-    work_sec = sum(sec or 0.0 for sec in report.times.values()) or 1.0
-    for name, sec in report.times.items():
-        known = ("", _UNKNOWN) if sec is None else (f"{sec / work_sec:.1%}", f"{sec:,.2f}")
-        yield (name, *known)
-
-
-def _sources(report: Report) -> Iterator[_Row]:
-    yield "source", "asked", "given", "samples", "epochs", "tokens", "skipped", "waited"
-    for name, row in report.sources.items():
-        epochs = f"{row['epochs']:,.2f}" if row["size"] else "?"
-        numbers = [f"{row[key]:,.0f}" for key in ("samples", "tokens", "skipped")]
-        yield (
-            _short_name(name), f"{row['asked']:.2%}", f"{row['given']:.2%}", numbers[0], epochs,
-            *numbers[1:], f"{row['wait_sec']:,.1f} s",
-        )  # fmt: skip
-
-
-def _over_time(report: Report) -> Iterator[_Row]:
+def _over_time(report: Report) -> list[dict[str, Any]]:
     names = list(report.sources)
     shown = sorted(range(len(names)), key=lambda i: -(report.sources[names[i]]["given"] or 0.0))
     shown = shown[:_SHOWN_SHARES] if len(names) > 1 else []
-    yield (
-        "steps",
-        "samples/s",
-        "tokens/s",
-        "waits",
-        *(f"{_short_name(names[i])} given/asked" for i in shown),
-    )
-    for part in report.intervals if len(report.intervals) > 1 else ():
-        rates = [_figure(part.counts[what], part.sec) for what in ("samples", "tokens")]
-        shares = [f"{part.given[i]:.1%} / {part.asked[i]:.1%}" for i in shown]
-        waits = _share(part.counts["wait_sec"] / len(report.ranks), part.sec)
-        yield f"{part.start:,}-{part.stop:,}", *rates, waits, *shares
+    parts = report.intervals if len(report.intervals) > 1 else ()
+    return [
+        {"steps": f"{part.start:,}-{part.stop:,}", **_rates(part, report)}
+        | {f"{names[i]} given/asked": f"{part.given[i]:.1%} / {part.asked[i]:.1%}" for i in shown}
+        for part in parts
+    ]
+
+
+def _rates(part: Report | Interval, report: Report) -> dict[str, float | None]:
+    """Returns the rates of a part of a run, and the share of its time that a rank waited."""
+    amounts = {"samples/s": part.counts["samples"]}
+    if report.counts["tokens"]:
+        amounts["tokens/s"] = part.counts["tokens"]
+    amounts["waits for data"] = part.counts["wait_sec"] / len(report.ranks)
+    return {name: part.sec and amount / part.sec for name, amount in amounts.items()}
+
+
+def _cell(column: str, value: float | str | None) -> str:
+    if value is None:
+        return "not measured"
+    if isinstance(value, str):
+        return _short_name(value)
+    if column in _SHARES:
+        return f"{value:.2%}"
+    return f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
 
 
 def _short_name(text: str) -> str:
     """Returns a name of the data in one line of moderate length, without control characters."""
-    plain = "".join(c if c.isprintable() else " " for c in str(text))
+    plain = "".join(c if c.isprintable() else " " for c in text)
     return plain if len(plain) <= _MAX_NAME else f"{plain[: _MAX_NAME - 3]}..."
-
-
-def _figure(value: float | None, sec: float | None = 1.0) -> str:
-    if value is None or sec is None:
-        return _UNKNOWN
-    return f"{value / sec:,.4g}" if value / sec < 1000 else f"{value / sec:,.0f}"
-
-
-def _share(value: float, sec: float | None) -> str:
-    return _UNKNOWN if sec is None else f"{value / sec:.1%}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from os import PathLike
@@ -12,13 +13,21 @@ from typing import Any
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON
 from energon_lite.core.stream_context import SkipRecord
-from energon_lite.extras.inspect.checkpoints import checkpoint_info, found_states
-from energon_lite.extras.report.advice import headline, times_of
-from energon_lite.extras.report.stats_file import Counts, Record, read_stats, summed_sources, total
+from energon_lite.extras.inspect.checkpoints import checkpoint_info, states_at
+from energon_lite.extras.report.advice import headline
+from energon_lite.extras.report.stats_file import (
+    Counts,
+    Record,
+    checked_record,
+    read_stats,
+    together,
+    total,
+)
 from energon_lite.loader.resume import decompressed
 
 _MAX_INTERVALS = 24  # of a report; lines between them are skipped
 _MAX_SKIPS = 100  # that a report lists
+_APART = "energon-lite bench measures reading, decoding, each hook, packing and transport apart"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,11 +67,10 @@ class Report:
             `asked` and `given`.
         intervals: the run in up to 25 parts.
         ranks: the counts of each rank since the run began.
+        imbalance: tokens (or samples) of the rank with most of them, over their mean.
         times: seconds of all loader workers, by part of their work.
         skips: skipped samples with their names, up to 100; from a skip log only.
         fill: the part of the tokens of a batch that is no padding; of a dry run only.
-        workers: the shortest training step that does not wait, in seconds, by number of workers;
-            of a dry run only.
         warnings: what the reader should know.
     """
 
@@ -76,23 +84,16 @@ class Report:
     sources: dict[str, dict[str, float | None]]
     intervals: list[Interval]
     ranks: Sequence[Counts]
-    times: Mapping[str, float | None]
+    imbalance: float | None
+    times: Mapping[str, float]
     skips: Sequence[SkipRecord] = ()
     fill: float | None = None
-    workers: Mapping[int, float] = dataclasses.field(default_factory=dict)
     warnings: Sequence[str] = ()
-
-    @property
-    def imbalance(self) -> float | None:
-        """Tokens (or samples) of the rank with most of them, over their mean."""
-        unit = "tokens" if sum(rank["tokens"] for rank in self.ranks) else "samples"
-        amounts = [rank[unit] for rank in self.ranks]
-        return max(amounts) * len(amounts) / sum(amounts) if sum(amounts) else None
 
     def to_json(self) -> dict[str, JSON]:
         """Returns all figures as plain JSON."""
         skips: list[Any] = [record._asdict() for record in self.skips]
-        return {**dataclasses.asdict(self), "skips": skips, "imbalance": self.imbalance}
+        return {**dataclasses.asdict(self), "skips": skips}
 
 
 def run_report(source: str | PathLike[str] | Sequence[str | PathLike[str]]) -> Report:
@@ -112,22 +113,18 @@ def run_report(source: str | PathLike[str] | Sequence[str | PathLike[str]]) -> R
     title = ", ".join(path.name for path in paths)
     if any(path.suffix == ".jsonl" for path in paths):
         records, skips, warnings = read_stats(paths)
+        warnings.append(_APART)
         return made_report(title, records, skips=skips[:_MAX_SKIPS], warnings=warnings)
-    checked = checkpoint_info(paths)
+    warnings = checkpoint_info(paths)["warnings"]
     try:
-        record = _state_record(found_states(paths))
+        record = _state_record([state for path in paths for state in states_at(path)])
     except (KeyError, TypeError, AttributeError) as error:
         raise StateError(f"{title}: the counts of the state are corrupt ({error!r})") from error
-    return made_report(f"state {title}", [record], warnings=checked["warnings"])
+    return made_report(f"state {title}", [record], warnings=warnings)
 
 
 def made_report(
-    title: str,
-    records: Sequence[Record],
-    *,
-    times: Mapping[str, float | None] | None = None,
-    num_cores: int | None = None,
-    **more: Any,
+    title: str, records: Sequence[Record], times: Mapping[str, float] | None = None, **more: Any
 ) -> Report:
     """Makes the report of records, at least one, in the order of steps.
 
@@ -135,74 +132,74 @@ def made_report(
         title: as in `Report`.
         records: counts up to a step each.
         times: as in `Report`; by default what the records know.
-        num_cores: of a rank, if it is known.
         more: other fields of `Report`.
     """
     last = records[-1]
-    intervals = [_interval(a, b) for a, b in pairwise(_thinned(records)) if b.step > a.step]
+    intervals = [interval(a, b) for a, b in pairwise(_thinned(records)) if b.step > a.step]
     timed = [part for part in intervals if part.sec]
     sec = sum(part.sec or 0.0 for part in timed) or None
-    counts = total(part.counts for part in timed) if sec else total(last.sources.values())
-    times = times_of(counts) if times is None else times
-    place = len(last.ranks), last.num_workers, num_cores
+    counts = total(part.counts for part in timed) if sec else total(last.ranks)
+    times = times or {"read and decode": counts["read_sec"], "hooks": counts["encode_sec"]}
     asked, given = (_shares_of(last.sources.values(), key) for key in ("target", last.unit))
     sources: dict[str, dict[str, float | None]] = {
-        name: {**row, "asked": a, "given": b, "epochs": row["draws"] / (row["size"] or 1)}
+        name: {
+            **row, "asked": a, "given": b,
+            "epochs": row["draws"] / row["size"] if row["size"] else None,
+        }
         for (name, row), a, b in zip(last.sources.items(), asked, given, strict=True)
-    }
+    }  # fmt: skip
+    amounts = [rank["tokens" if counts["tokens"] else "samples"] for rank in last.ranks]
     return Report(**{
-        "title": title, "headline": headline(times, counts["wait_sec"], sec, *place),
-        "step": last.step, "unit": last.unit, "num_workers": last.num_workers, "sec": sec,
-        "counts": counts, "sources": sources, "intervals": intervals, "ranks": last.ranks,
-        "times": times, **more,
+        "title": title, "step": last.step, "unit": last.unit, "num_workers": last.num_workers,
+        "headline": headline(times, counts["wait_sec"], sec, len(last.ranks), last.num_workers),
+        "sec": sec, "counts": counts, "sources": sources, "intervals": intervals,
+        "ranks": last.ranks, "times": times,
+        "imbalance": max(amounts) * len(amounts) / sum(amounts) if sum(amounts) else None, **more,
     })  # fmt: skip
 
 
 def _state_record(states: Sequence[Mapping[str, Any]]) -> Record:
     """Returns the counts of the states of a run; of several of a rank, those of the newest."""
+    settings = [own for s in states for own in _stage_settings(decompressed(s["config"], "config"))]
+    sizes = {own["name"]: own["samples"] for own in settings if own.get("stage") == "source"}
+    unit = "tokens" if any(own.get("unit") == "tokens" for own in settings) else "samples"
     ranks = {}
     for state in sorted(states, key=lambda state: (state["base"], state["count"])):
-        ranks[state["rank"]] = decompressed(state["stats"], "stats")
-    settings = [part for s in states for part in _settings(decompressed(s["config"], "config"))]
-    sizes = {part["name"]: part["samples"] for part in settings if part.get("stage") == "source"}
-    sources = summed_sources(list(ranks.values()))
-    for name, row in sources.items():
-        row["size"] = sizes.get(name, 0)
-    unit = "tokens" if any(part.get("unit") == "tokens" for part in settings) else "samples"
-    each = [total(ranks[rank].values()) for rank in sorted(ranks)]
-    # `state` is the newest one.
-    step = state["base"] // state["world_size"] + state["count"]
-    return Record(step, None, None, unit, None, sources, each)
+        counts = decompressed(state["stats"], "stats")
+        sources = {name: {**row, "size": sizes.get(name)} for name, row in counts.items()}
+        step = state["base"] // state["world_size"] + state["count"]
+        ranks[state["rank"]] = checked_record({"step": step, "sources": sources, "unit": unit})
+    return together([ranks[rank] for rank in sorted(ranks)])
 
 
-def _settings(config: Any) -> Iterator[dict[str, Any]]:
+def _stage_settings(config: Any) -> Iterator[dict[str, Any]]:
     """Yields the settings of all stages of a pipeline."""
     if isinstance(config, dict):
         yield config
         config = list(config.values())
     for part in config if isinstance(config, list) else ():
-        yield from _settings(part)
+        yield from _stage_settings(part)
 
 
 def _thinned(records: Sequence[Record]) -> list[Record]:
     """Returns the start of the run, and some of the records, evenly, with the last one."""
     stride = -(-(len(records) - 1) // _MAX_INTERVALS) or 1
-    start = dataclasses.replace(records[0], step=0, began=None, sources={})
+    start = Record(0, {}, (), began=math.nan)  # no time is known since then
     return [start, *records[:-1:stride], records[-1]]
 
 
-def _interval(a: Record, b: Record) -> Interval:
+def interval(a: Record, b: Record) -> Interval:
+    """Returns what was counted between two records."""
     since = [
-        {key: max(0.0, row[key] - a.sources.get(name, {}).get(key, 0)) for key in row}
+        {key: max(0.0, number - a.sources.get(name, {}).get(key, 0)) for key, number in row.items()}
         for name, row in b.sources.items()
     ]
-    is_timed = a.time is not None and b.time is not None and a.began == b.began
-    sec = (b.time or 0.0) - (a.time or 0.0) if is_timed else 0.0
+    sec = b.time - a.time if a.began == b.began else 0.0
     asked, given = _shares_of(since, "target"), _shares_of(since, b.unit)
     return Interval(a.step + 1, b.step, sec if sec > 0 else None, total(since), asked, given)
 
 
-def _shares_of(rows: Iterable[Mapping[str, float]], key: str) -> list[float]:
+def _shares_of(rows: Iterable[Counts], key: str) -> list[float]:
     amounts = [row[key] for row in rows]
     whole = sum(amounts)
     return [round(amount / whole, 6) if whole else 0.0 for amount in amounts]

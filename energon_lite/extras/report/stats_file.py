@@ -8,65 +8,118 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from operator import itemgetter
+from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from energon_lite.core.errors import DatasetFormatError
+from energon_lite.core.errors import DatasetFormatError, append
 from energon_lite.core.stream_context import SkipRecord
-from energon_lite.loader.stats import COUNTED
+from energon_lite.extras.view.words import counted
+from energon_lite.loader.stats import COUNTED, Stats
 
 Counts = Mapping[str, float]
-ALL_RANKS = -1  # the place of a rank, in a line of all ranks together
-_Rows = dict[int, dict[int, dict[str, Any]]]  # lines by step and rank
+_BEGAN = time.time()  # of the process: time between two of them is no time of the run
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """Counts since the run began, up to a step.
+    """Counts since the run began, up to a step; of a rank, as a line has them, or of several.
 
     Attributes:
         step: the training step.
-        time: when it was written, in seconds since 1970; None for a saved state.
+        sources: by source: the counts of `SourceStats`, with `size` and `target`.
+        ranks: the counts of each rank, of all its sources together.
+        time: when it was written, in seconds since 1970.
         began: when the process that wrote it began.
         unit: what shares are of, "samples" or "tokens".
+        rank: whose line it is.
+        world_size: of how many ranks there are lines.
         num_workers: loader workers of each rank; None if it is not known.
-        sources: of all ranks, by source: the counts of `SourceStats`, with `size` and `target`.
-        ranks: the counts of each rank, of all its sources together.
     """
 
     step: int
-    time: float | None
-    began: float | None
-    unit: str
-    num_workers: int | None
-    sources: dict[str, dict[str, float]]
+    sources: Mapping[str, Counts]
     ranks: Sequence[Counts]
+    time: float = 0.0
+    began: float = 0.0
+    unit: str = "samples"
+    rank: int = 0
+    world_size: int = 1
+    num_workers: int | None = None
 
 
-def total(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns the counts of several sources together."""
+def total(rows: Iterable[Counts]) -> dict[str, float]:
+    """Returns the counts of several sources, or ranks, together."""
     rows = list(rows)
-    return {name: sum(row.get(name) or 0 for row in rows) for name in COUNTED}
+    return {name: sum(row[name] for row in rows) for name in COUNTED}
+
+
+def write_stats(stats: Stats, writer: Any, step: int, prefix: str) -> None:
+    """Writes figures as `Stats.write_to` describes it.
+
+    Raises:
+        TypeError: `writer` is none of what it takes.
+    """
+    log = getattr(writer, "log_metrics", getattr(writer, "log", None))
+    if isinstance(writer, (str, os.PathLike)):
+        _append(os.fspath(writer), _record_of(stats, step))
+    elif hasattr(writer, "add_scalar"):
+        for name, value in stats.scalars(prefix).items():
+            writer.add_scalar(name, value, step)
+    elif log is not None:
+        log(stats.scalars(prefix), step=step)
+    else:
+        raise TypeError(
+            f"{type(writer).__name__} has neither add_scalar(name, value, step) nor log_metrics or "
+            "log(dict, step=...), and is no path of a JSONL file; give one of these, or use "
+            "scalars()"
+        )
+
+
+def _record_of(stats: Stats, step: int) -> Record:
+    sources = {
+        name: {
+            "size": stats.facts[name].num_samples if name in stats.facts else 0,
+            "target": stats.target.get(name, 0.0),
+            **total([vars(source)]),
+        }
+        for name, source in stats.items()
+    }
+    ranks = [total(rank.values()) for rank in stats.ranks or [sources]]
+    return Record(int(step), sources, ranks, time.time(), _BEGAN, stats.unit, *stats.place)
+
+
+def _append(file: str, record: Record) -> None:
+    path, line = Path(file.replace("{rank}", str(record.rank))), f"{json.dumps(vars(record))}\n"
+    with suppress(OSError), path.open("rb") as opened:
+        opened.seek(-1, os.SEEK_END)
+        if opened.read() != b"\n":  # a run was killed there
+            line = f"\n{line}"
+    append(path, line)
 
 
 def read_stats(paths: Sequence[Path]) -> tuple[list[Record], list[SkipRecord], list[str]]:
-    """Reads the files of `append_stats`, of one rank or of each, and skip logs of the loader.
+    """Reads the files of `write_stats`, of one rank or of each, and skip logs of the loader.
 
     Returns:
-        The records, a step each; the skipped samples; and warnings of the lines that were skipped.
+        The records of all ranks, a step each; the skipped samples; and warnings of the lines that
+        were skipped.
 
     Raises:
         FileNotFoundError: There is no such file.
         DatasetFormatError: The files hold no line of counts.
     """
-    found: _Rows = {}
+    found: dict[int, list[Record]] = defaultdict(list)  # of each rank, by step
     skips: dict[str, SkipRecord] = {}
     bad = 0
     for path in paths:
         with path.open(encoding="utf-8", errors="replace") as file:
-            for line in file:
+            for line in filter(str.strip, file):
                 try:
                     row = json.loads(line)
                     if "sample_key" in row:
@@ -74,64 +127,72 @@ def read_stats(paths: Sequence[Path]) -> tuple[list[Record], list[SkipRecord], l
                         skips[json.dumps([row["stage"], row["restore_key"]])] = SkipRecord(
                             *(row[name] for name in SkipRecord._fields)
                         )
-                    else:
-                        _add_row(found, row)
+                        continue
+                    record = checked_record(row)
                 except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-                    bad += bool(line.strip())
-    warnings = [f"{bad:,} lines are cut, or no counts: skipped"] if bad else []
+                    bad += 1
+                    continue
+                own = found[record.rank]
+                while own and own[-1].step >= record.step:  # was written before a resume
+                    own.pop()
+                own.append(record)
     if not found:
         raise DatasetFormatError(
             f"{', '.join(map(str, paths))}: no line has counts. Write them by "
             "`loader.stats().write_to(path, step)`"
         )
-    steps = [_rows_of_step(found[step]) for step in sorted(found)]
-    most = max(min(len(rows) / size, 1) for rows, size in steps)
-    records = [_record(rows) for rows, size in steps if len(rows) >= most * size]
-    if most < 1:
-        warnings.append(f"counts of {most:.0%} of the ranks only: give the files of all of them")
-    if len(records) < len(found):
-        warnings.append(f"{len(found) - len(records):,} steps lack the counts of some ranks")
+    records, warnings = _complete_steps(record for rank in sorted(found) for record in found[rank])
+    warnings += [f"{bad:,} lines are cut, or no counts: skipped"] if bad else []
     return records, list(skips.values()), warnings
 
 
-def _add_row(found: _Rows, row: dict[str, Any]) -> None:
-    """Adds a line; forgets what its rank wrote for this step and later ones, before a resume."""
-    rank, step = int(row.get("rank", ALL_RANKS)), int(row["step"])
-    row["time"], row["began"] = float(row["time"]), float(row["began"])
-    row["world_size"] = max(1, int(row.get("world_size", 1)))
-    total([*row["sources"].values(), *row.get("ranks", ())])  # raises where a count is no number
-    for later in [own for own in found if own >= step]:
-        found[later].pop(rank, None)
-        if not found[later]:
-            del found[later]
-    found.setdefault(step, {})[rank] = row
+def checked_record(row: dict[str, Any]) -> Record:
+    """Returns the record of a line, or of a saved state.
 
+    Args:
+        row: the fields of `Record`, without those that are not known.
 
-def _rows_of_step(rows: dict[int, dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
-    """Returns the line of all ranks, or those of the last topology; and how many they are."""
-    if ALL_RANKS in rows:
-        return [rows[ALL_RANKS]], 1
-    size = max(rows.values(), key=itemgetter("time"))["world_size"]
-    return [rows[n] for n in sorted(rows) if rows[n]["world_size"] == size], size
-
-
-def _record(rows: list[dict[str, Any]]) -> Record:
-    first = rows[0]  # its clock stands for all ranks
-    each = [total(row["sources"].values()) for row in rows]
-    return Record(
-        first["step"], first["time"], first["began"], first.get("unit", "samples"),
-        first.get("num_workers"), summed_sources([row["sources"] for row in rows]),
-        first.get("ranks") or each,
-    )  # fmt: skip
-
-
-def summed_sources(ranks: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, float]]:
-    """Returns the counts of several ranks together, by source; size and target are of the run."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for rank in ranks:
-        for name, row in rank.items():
-            found.setdefault(str(name), []).append(row)
-    return {
-        name: {**{key: own[0].get(key) or 0 for key in ("size", "target")}, **total(own)}
-        for name, own in found.items()
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: It is no such row.
+    """
+    row = {**vars(Record(row["step"], {}, ())), **row}
+    counts = (*COUNTED, "size", "target")
+    sources = {
+        # A plus refuses what is no number.
+        str(name): {key: +(own.get(key) or 0) for key in counts}
+        for name, own in row["sources"].items()
     }
+    ranks = [total([rank]) for rank in row["ranks"] or [total(sources.values())]]
+    numbers = {key: int(row[key]) for key in ("step", "rank", "world_size")}
+    times = {key: float(row[key]) for key in ("time", "began")}
+    return Record(**{**row, **numbers, **times, "sources": sources, "ranks": ranks})
+
+
+def _complete_steps(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
+    """Returns a record for each step of which as many ranks as possible are known; and warnings."""
+    by_step: dict[int, list[Record]] = defaultdict(list)
+    for record in records:
+        by_step[record.step].append(record)
+    steps = []
+    for _, own in sorted(by_step.items()):
+        size = max(own, key=attrgetter("time")).world_size  # of the last topology
+        steps.append(together([record for record in own if record.world_size == size]))
+    parts = [min(1.0, len(record.ranks) / max(1, record.world_size)) for record in steps]
+    most = max(parts)
+    whole = [record for record, part in zip(steps, parts, strict=True) if part == most]
+    warning = (
+        f"{len(whole):,} of {counted(len(steps), 'step')} have the counts of {most:.0%} of "
+        "the ranks, the others of fewer: give the files of all ranks"
+    )
+    return whole, [warning] if min(parts) < 1 else []
+
+
+def together(records: Sequence[Record]) -> Record:
+    """Returns the record of several ranks; what is no count is of the run, or of the first rank."""
+    found: dict[str, list[Counts]] = defaultdict(list)
+    for record in records:
+        for name, row in record.sources.items():
+            found[name].append(row)
+    sources = {name: {**rows[0], **total(rows)} for name, rows in found.items()}
+    ranks = [rank for record in records for rank in record.ranks]
+    return dataclasses.replace(records[0], sources=sources, ranks=ranks)
