@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from energon_lite.core.cache_pool import Lazy
+from energon_lite.extras.view.fields import fields_of
 from energon_lite.extras.view.stage_tree import is_tree, tree_lines
 from energon_lite.extras.view.words import counted, size_text
 from energon_lite.stages.packed_sample import PackedBatch, PackedSample
@@ -47,12 +48,8 @@ def _item_text(item: Any) -> str:
 
 def fields_in_repr(item: Any) -> dict[str, Any]:
     """Returns the fields of a sample, batch or dict; without service fields and those at None."""
-    found: Any = item
-    if not isinstance(item, Mapping):
-        names = [field.name for field in dataclasses.fields(item) if field.repr]
-        found = {name: getattr(item, name, None) for name in names}
     hidden = _PACK_FIELDS if is_pack(item) else ()
-    shown = {str(name): value for name, value in found.items() if value is not None}
+    shown = {n: value for n, value in fields_of(item).items() if value is not None}
     return {n: value for n, value in shown.items() if n not in hidden and n[:2] != "__"}
 
 
