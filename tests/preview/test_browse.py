@@ -65,7 +65,7 @@ def test_the_order_of_the_run_is_that_of_its_batches(tmp_path, num_streams, batc
     path = blend(tmp_path)
     browser = SplitBrowser(
         path, "train", num_streams=num_streams, batch_size=batch_size,
-        settings={"shuffle_buffer_size": 10, "seed_offset": 5},
+        shuffle_buffer_size=10, seed_offset=5,
     )  # fmt: skip
     entries = browser.search(Query("run"), 0, 120).entries
     config = WorkerConfig(

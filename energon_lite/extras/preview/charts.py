@@ -60,9 +60,8 @@ def sizes(browser: SplitBrowser, limit_sec: float) -> tuple[int, dict[str, list[
     number = 0
     for position in np.random.default_rng(0).permutation(spread).tolist():
         number += 1
-        place = browser.place(Query(), position)
         with suppress(Exception):  # a broken sample has no sizes
-            for _, view in walked(field_views(browser.sample(place)) if place else []):
+            for _, view in walked(field_views(browser.at(Query(), position))):
                 if view.kind == "text":
                     found.setdefault(f"{view.name}: characters", []).append(len(view.value))
                 elif view.kind == "picture":

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from energon_lite.extras.inspect.checkpoints import found_states
+from energon_lite.extras.inspect.checkpoints import states_at
 from energon_lite.names.energon_modules import import_name
 
 _SERVER = "energon_lite.extras.preview.server"
@@ -45,7 +45,7 @@ def open_page(
         options: of `server.Pages`, and `browser` and `ready` of `server.serve`.
     """
     shown = {name: options.pop(name) for name in ("browser", "ready")}
-    states = [] if state is None else found_states([state])
+    states = [] if state is None else states_at([state])
     first = split.split(",")[0] if split else None
     pages = import_name(_SERVER, "Pages")(path, first, states=states, **options)
     import_name(_SERVER, "serve")(pages, port, **shown)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import socket
@@ -30,11 +29,15 @@ from energon_lite.extras.preview.slots import Slot, SlotReader, saved_settings
 from energon_lite.extras.view import fields
 from energon_lite.extras.view.media_bytes import av_bytes, picture_bytes
 from energon_lite.extras.view.segments import BatchView, Token, batch_view
+from energon_lite.extras.view.words import error_text
 
 _HERE = Path(__file__).parent
-_CARDS, _MAX_TEXT, _LIMIT_SEC = 24, 20_000, 1.5
+_CARDS, _LIMIT_SEC = 24, 1.5
 _SELECTION = ("split", "order", "source", "q")  # kept in the links of a page
-_OF_ORDER = ("shuffle_buffer_size", "max_samples_per_sequence", "seed_offset", "dataset_config")
+_OF_ORDER = (
+    "trust", "num_streams", "batch_size", "shuffle_buffer_size", "max_samples_per_sequence",
+    "seed_offset", "dataset_config",
+)  # fmt: skip
 _RANGE = re.compile(r"bytes=(\d{1,15})-(\d{0,15})$")
 _KEPT = {"Cache-Control": "private, max-age=3600"}
 
@@ -57,18 +60,18 @@ class Pages:
         encoder: Any = None, states: Sequence[Any] = (), slot: int | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         own = {name: value for name, value in settings.items() if value is not None}
-        run = {"num_streams": 1, "batch_size": 1, **saved_settings(states), **own}
+        run = {"num_streams": 1, "batch_size": 1, "trust": trust, **saved_settings(states), **own}
         order = {name: run[name] for name in _OF_ORDER if name in run}
-        shape = {"num_streams": run["num_streams"], "batch_size": run["batch_size"] or 1}
+        order["batch_size"] = run["batch_size"] or 1
         self.splits = list(split_names_of(path))
         self._path, self._split = path, split or self.splits[0]
         self._slot, self._has_states = slot, bool(states)
-        self._encoder, self._plan_settings = encoder, {"trust": trust, **order, **shape}
+        self._encoder, self._order = encoder, order
         self._browser: Callable[[str], SplitBrowser] = cache(
-            lambda name: SplitBrowser(path, name, trust=trust, settings=order, **shape)
+            lambda name: SplitBrowser(path, name, **order)
         )
         self._slots: Callable[[str], SlotReader] = cache(
-            lambda name: SlotReader(path, name, encoder, states, trust=trust, **run)
+            lambda name: SlotReader(path, name, encoder, states, **run)
         )
         self._sample = lru_cache(8)(lambda split, place: self._browser(split).sample(place))
         self._batch = lru_cache(8)(self._read_batch)
@@ -79,9 +82,7 @@ class Pages:
             loader=jinja2.FileSystemLoader(_HERE / "templates"), autoescape=True,
             undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
-        self._jinja.filters.update(
-            pretty=_pretty, turns=fields.turns_of, short=fields.short_text, tone=_tone
-        )
+        self._jinja.filters.update(turns=fields.turns_of, short=fields.short_text, tone=_tone)
 
     def app(self, token: str) -> Guard:
         """Returns the application, for requests whose paths begin with the token."""
@@ -91,7 +92,7 @@ class Pages:
         }  # fmt: skip
         routes = [Route(f"/{name}", self._answered(page)) for name, page in pages.items()]
         static = Mount("/static", StaticFiles(directory=_HERE / "static"))
-        return Guard(Starlette(routes=[*routes, static]), token)
+        return Guard(Starlette(routes=[Mount(f"/{token}", routes=[*routes, static])]), token)
 
     def _answered(self, page: Callable[[Request], Response]) -> Callable[[Request], Response]:
         """Returns an endpoint that shows errors: of data, of hooks, and of addresses."""
@@ -102,14 +103,16 @@ class Pages:
             except Exception as error:
                 # Subclasses of ValueError are of data, hooks and states.
                 is_address = type(error) in (ValueError, IndexError, KeyError)
-                return self._html(request, "error", 404 if is_address else 500, error=error)
+                return self._html(
+                    request, "error", 404 if is_address else 500, error=error_text(error)
+                )
 
         return answer
 
     def _html(self, request: Request, page: str, status: int = 200, **values: Any) -> Response:
         given = request.query_params
         text = self._jinja.get_template(f"{page}.html").render(
-            base=request.scope["base"], link=partial(_link, request), page=page,
+            base=request.scope["root_path"], link=partial(_link, request), page=page,
             title=Path(self._path).name, splits=self.splits,
             split=given.get("split") or self._split, **values,
         )  # fmt: skip
@@ -152,26 +155,25 @@ class Pages:
 
     def _card(self, split: str, position: int, place: Place) -> dict[str, Any]:
         """Returns what a template shows of a sample: its fields, or why it cannot be read."""
-        card: dict[str, Any] = {
-            "position": position, "place": place, "error": "", "facts": None, "views": [],
-            "picture": None, "text": "",
+        described, error = _or_error(lambda: self._described(split, place))
+        facts, views = described or (None, [])
+        first: dict[str, tuple[str, fields.FieldView]] = {}  # by kind
+        for path, view in fields.walked(views):
+            first.setdefault(view.kind, (path, view))
+        text = next(
+            (first[kind][1].value for kind in ("text", "conversation") if kind in first), ""
+        )
+        return {
+            "position": position, "place": place, "error": error, "facts": facts, "views": views,
+            "picture": first["picture"][0] if "picture" in first else None,
+            "text": text if isinstance(text, str) else (fields.turns_of(text) or [("", "")])[0][1],
         }  # fmt: skip
-        try:
-            sample = self._sample(split, place)
-            views = fields.field_views(sample)
-            first: dict[str, tuple[str, Any]] = {}  # by kind
-            for path, view in fields.walked(views):
-                first.setdefault(view.kind, (path, view.value))
-            turns = fields.turns_of(first.get("conversation", ("", None))[1]) or [("", "")]
-            card |= {
-                "facts": fields.sample_facts(sample), "views": views,
-                "picture": first["picture"][0] if "picture" in first else None,
-                "text": first["text"][1] if "text" in first else turns[0][1],
-            }  # fmt: skip
-        except Exception as error:
-            notes = getattr(error, "__notes__", ())
-            card["error"] = "\n".join([f"{type(error).__name__}: {error}", *notes])
-        return card
+
+    def _described(
+        self, split: str, place: Place
+    ) -> tuple[fields.SampleFacts, list[fields.FieldView]]:
+        sample = self._sample(split, place)
+        return fields.sample_facts(sample), fields.field_views(sample)
 
     def _show(self, request: Request) -> Response:
         split, browser, query = self._asked(request)
@@ -230,8 +232,8 @@ class Pages:
 
     def _charts(self, request: Request) -> Response:
         split, browser, _ = self._asked(request)
-        steps, run = max(1, _whole_number(request, "steps", 1000)), self._plan_settings
-        forecast = _or_error(lambda: plan(self._path, steps=steps, split_part=split, **run))
+        steps = max(1, _whole_number(request, "steps", 1000))
+        forecast = _or_error(lambda: plan(self._path, steps=steps, split_part=split, **self._order))
         return self._html(
             request, "charts", steps=steps, forecast=forecast,
             sizes=_or_error(lambda: charts.sizes(browser, _LIMIT_SEC)),
@@ -249,10 +251,7 @@ class Pages:
         else:
             place = Place(*(_whole_number(request, name) for name in ("of", "number", "epoch")))
             sample = self._sample(split, place)
-        views: Sequence[fields.FieldView] = fields.field_views(sample)
-        for entry in given.get("field", "").split("-"):
-            found = views[int(entry) if entry.isdecimal() else len(views)]
-            views = found.items
+        found = dict(fields.walked(fields.field_views(sample)))[given.get("field", "")]
         if found.kind in ("audio", "video"):
             return _ranged(request, *av_bytes(found.value))
         if found.kind != "picture":
@@ -265,7 +264,7 @@ def _link(request: Request, target: str, **more: Any) -> str:
     given = request.query_params
     query = {**{name: given.get(name) or None for name in _SELECTION}, **more}
     known = {name: value for name, value in query.items() if value is not None}
-    return f"{request.scope['base']}/{target}?{urlencode(known, errors='replace')}"
+    return f"{request.scope['root_path']}/{target}?{urlencode(known, errors='replace')}"
 
 
 def _go(request: Request, target: str, **more: Any) -> Response:
@@ -309,12 +308,7 @@ def _or_error(make: Callable[[], Any]) -> tuple[Any, str]:
     try:
         return make(), ""
     except Exception as error:
-        return None, f"{type(error).__name__}: {error}"
-
-
-def _pretty(value: Any) -> str:
-    text = json.dumps(value, indent=2, ensure_ascii=False)
-    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}\n… {len(text):,} characters"
+        return None, error_text(error)
 
 
 def _tone(token: Token, heaviest: float) -> int:
@@ -348,5 +342,7 @@ def serve(pages: Pages, port: int, *, browser: bool, ready: Callable[[str], Any]
         ready(address)
         if browser:
             webbrowser.open(address)
-        config = uvicorn.Config(pages.app(token), log_level="warning", server_header=False)
+        config = uvicorn.Config(
+            pages.app(token), ws="none", log_level="warning", server_header=False
+        )
         uvicorn.Server(config).run([listening])

@@ -12,7 +12,7 @@ from typing import Any
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON
 from energon_lite.core.stream_context import SkipRecord
-from energon_lite.extras.inspect.checkpoints import checkpoint_info, found_states
+from energon_lite.extras.inspect.checkpoints import checkpoint_info, states_at
 from energon_lite.extras.report.advice import headline, times_of
 from energon_lite.extras.report.stats_file import Counts, Record, read_stats, summed_sources, total
 from energon_lite.loader.resume import decompressed
@@ -115,7 +115,7 @@ def run_report(source: str | PathLike[str] | Sequence[str | PathLike[str]]) -> R
         return made_report(title, records, skips=skips[:_MAX_SKIPS], warnings=warnings)
     checked = checkpoint_info(paths)
     try:
-        record = _state_record(found_states(paths))
+        record = _state_record(states_at(paths))
     except (KeyError, TypeError, AttributeError) as error:
         raise StateError(f"{title}: the counts of the state are corrupt ({error!r})") from error
     return made_report(f"state {title}", [record], warnings=checked["warnings"])

@@ -24,7 +24,7 @@ from energon_lite.decoding.part_formats import is_av
 from energon_lite.extras.media.av_decoder import AVDecoder
 from energon_lite.extras.media.media_metadata import AVMetadata, ImageMetadata
 from energon_lite.extras.view.media_bytes import av_type
-from energon_lite.extras.view.words import counted, size_text
+from energon_lite.extras.view.words import array_text, counted, size_text
 
 Kind = Literal[
     "text", "number", "picture", "audio", "video", "json", "conversation", "tensor", "list",
@@ -206,8 +206,9 @@ def _bytes_view(name: str, raw: bytes) -> FieldView:
     return FieldView(name, "bytes", size, raw)
 
 
-def _av_view(name: str, value: bytes | AVDecoder | AVMetadata) -> FieldView:
-    """Describes audio or video by its metadata."""
+def _av_view(name: str, value: Any) -> FieldView:
+    """Describes audio or video, which is bytes, an `AVDecoder` or metadata."""
+    kind: Kind
     is_file = isinstance(value, bytes)
     size = [size_text(len(value), 0)] if is_file else []
     try:
@@ -217,8 +218,9 @@ def _av_view(name: str, value: bytes | AVDecoder | AVMetadata) -> FieldView:
         if not is_file:
             return FieldView(name, "other", f"cannot be read: {error}"[:200], value)
         # A player may know better.
-        return FieldView(name, "audio" if av_type(value)[0] == "a" else "video", *size, value)
-    kind: Kind = "video" if {"video_width", "video_fps"} & known.keys() else "audio"
+        kind = "audio" if av_type(value).startswith("audio") else "video"
+        return FieldView(name, kind, size[0], value)
+    kind = "video" if {"video_width", "video_fps"} & known.keys() else "audio"
     parts = []
     for text in _AV_TEXTS[kind]:
         with suppress(KeyError):
@@ -229,8 +231,7 @@ def _av_view(name: str, value: bytes | AVDecoder | AVMetadata) -> FieldView:
 
 
 def _array_view(name: str, value: Any, depth: int) -> FieldView:
-    shape = " x ".join(map(str, value.shape)) or "scalar"
-    summary = f"{shape}, {str(value.dtype).removeprefix('torch.')}"
+    summary = array_text(value)
     if _is_picture(value):
         return FieldView(name, "picture", summary, value, longest_edge=max(value.shape))
     has_pictures = value.ndim > 3 and depth < _MAX_DEPTH and len(value) > 0
@@ -281,13 +282,13 @@ def is_plain(value: Any, depth: int = 0) -> bool:
     return False
 
 
-def short_text(value: Any, limit: int = 400) -> str:
-    """Writes a value of any kind in at most about `limit` characters."""
+def short_text(value: Any, limit: int = 400, indent: int | None = None) -> str:
+    """Writes a value of any kind in at most about `limit` characters; JSON also over lines."""
     if isinstance(value, str):
         text = value
     elif is_plain(value):
-        pieces: Iterator[str] = json.JSONEncoder(ensure_ascii=False, default=str).iterencode(value)
-        text = "".join(islice(pieces, limit))
+        encoder = json.JSONEncoder(ensure_ascii=False, indent=indent, default=str)
+        text = "".join(islice(encoder.iterencode(value), limit))
     else:
         text = reprlib.repr(value)
     return text if len(text) <= limit else f"{text[:limit]}…"

@@ -6,14 +6,13 @@ import base64
 from collections.abc import Iterator
 from contextlib import suppress
 from html import escape
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any
-
-import numpy as np
 
 from energon_lite.extras.view.fields import short_text, view_of, walked
 from energon_lite.extras.view.media_bytes import picture_bytes
 from energon_lite.extras.view.reprs import brief, fields_in_repr, head_of, is_pack
+from energon_lite.extras.view.segments import runs_of
 from energon_lite.extras.view.stage_tree import is_tree
 from energon_lite.names.energon_modules import Described
 
@@ -86,10 +85,11 @@ def _row_html(numbers: Any, keys: Iterator[str]) -> str:
         keys: of the samples, those of this row next.
     """
     bars = []
-    for start, stop in pairwise([0, *(np.flatnonzero(np.diff(numbers)) + 1), len(numbers)]):
-        number, size = int(numbers[start]), int(stop - start)
-        title = escape(f"{next(keys, '') if number else 'padding'}: {size:,} tokens")
+    for start, stop, number in runs_of(numbers):
+        title = escape(f"{next(keys, '') if number else 'padding'}: {stop - start:,} tokens")
         # The golden angle: neighbours have unlike colours.
         colour = f"hsl({number * 137.5 % 360:.0f} 60% 55%)" if number else _PADDING
-        bars.append(f'<span title="{title}" style="flex:{size};background:{colour}"></span>')
+        bars.append(
+            f'<span title="{title}" style="flex:{stop - start};background:{colour}"></span>'
+        )
     return f'<div style="{_ROW}">{"".join(bars)}</div>'
