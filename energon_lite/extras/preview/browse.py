@@ -14,6 +14,7 @@ from threading import Lock
 from time import monotonic
 from typing import Any, Literal, NamedTuple
 
+from energon_lite.core.dataset import SourceFacts
 from energon_lite.core.topology import Stream
 from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.extras.inspect.draws import RunShape
@@ -66,12 +67,9 @@ class Found(NamedTuple):
 class SourceRow:
     """What is known of a source: `share` of the run's first samples in 0..1, if it is known."""
 
-    name: str
+    facts: SourceFacts
     path: str
-    num_samples: int
-    num_bytes: int
     share: float | None
-    loss_weight: float
     subflavors: Mapping[str, Any]
 
 
@@ -96,6 +94,7 @@ class SplitBrowser:
 
     Attributes:
         sources: what is known of each source.
+        num_samples: of all sources.
         run_error: why there is no order of the run; empty if there is one.
 
     Raises:
@@ -126,14 +125,14 @@ class SplitBrowser:
         self._factories = opener.factories[-len(names) :]
         self.sources = [
             SourceRow(
-                facts.name, str(factory.path), facts.num_samples, facts.num_bytes,
-                shares[facts.name] / total if facts.name in shares else None,
-                facts.loss_weight, factory.subflavors,
+                facts, str(factory.path),
+                shares[facts.name] / total if facts.name in shares else None, factory.subflavors,
             )
             for source, factory in zip(self._sources, self._factories, strict=True)
             for facts in source.sources()
         ]  # fmt: skip
-        self._starts = [0, *accumulate(source.num_samples for source in self.sources)]
+        self._starts = [0, *accumulate(source.facts.num_samples for source in self.sources)]
+        self.num_samples = self._starts[-1]
         self._batch_size = batch_size
         self._streams: list[tuple[OrderReader, Refs]] = []
         if not self.run_error:

@@ -155,25 +155,18 @@ class Pages:
 
     def _card(self, split: str, position: int, place: Place) -> dict[str, Any]:
         """Returns what a template shows of a sample: its fields, or why it cannot be read."""
-        described, error = _or_error(lambda: self._described(split, place))
-        facts, views = described or (None, [])
-        first: dict[str, tuple[str, fields.FieldView]] = {}  # by kind
+        sample, error = _or_error(lambda: self._sample(split, place))
+        views = [] if error else fields.field_views(sample)
+        first: dict[str, tuple[str, Any]] = {}  # by kind
         for path, view in fields.walked(views):
-            first.setdefault(view.kind, (path, view))
-        text = next(
-            (first[kind][1].value for kind in ("text", "conversation") if kind in first), ""
-        )
+            first.setdefault(view.kind, (path, view.value))
+        turns = fields.turns_of(first.get("conversation", ("", None))[1]) or [("", "")]
         return {
-            "position": position, "place": place, "error": error, "facts": facts, "views": views,
-            "picture": first["picture"][0] if "picture" in first else None,
-            "text": text if isinstance(text, str) else (fields.turns_of(text) or [("", "")])[0][1],
+            "position": position, "place": place, "error": error, "views": views,
+            "facts": None if error else fields.sample_facts(sample),
+            "picture": first.get("picture", (None, None))[0],
+            "text": first.get("text", turns[0])[1],
         }  # fmt: skip
-
-    def _described(
-        self, split: str, place: Place
-    ) -> tuple[fields.SampleFacts, list[fields.FieldView]]:
-        sample = self._sample(split, place)
-        return fields.sample_facts(sample), fields.field_views(sample)
 
     def _show(self, request: Request) -> Response:
         split, browser, query = self._asked(request)
@@ -192,8 +185,7 @@ class Pages:
         _, browser, query = self._asked(request)
         step = -1 if "back" in request.query_params else 1
         first, stop = browser.bounds(query)
-        total = sum(source.num_samples for source in browser.sources)
-        at = randrange(first, stop or total)
+        at = randrange(first, stop or browser.num_samples)
         if "at" in request.query_params:
             at = _whole_number(request, "at") + step
         found = browser.search(query, at, 1, step=step)

@@ -50,7 +50,7 @@ def sample_texts(
     browser = SplitBrowser(path, split_part, trust=trust, **settings)
     is_blend = len(browser.sources) > 1 and not browser.run_error
     query, colours = Query("run" if is_blend else "files"), Console().color_system
-    for position in range(sum(source.num_samples for source in browser.sources)):
+    for position in range(browser.num_samples):
         try:
             text = sample_text(browser.at(query, position), colours)
         except Exception as error:
