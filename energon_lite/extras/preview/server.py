@@ -321,15 +321,11 @@ def serve(pages: Pages, port: int, *, browser: bool, ready: Callable[[str], Any]
         OSError: The port is taken.
     """
     token = secrets.token_urlsafe(16)
-    with socket.socket() as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise OSError(
-                f"port {port}: {error.strerror}; leave --port out, or change it"
-            ) from None
-        listening.listen()
+    try:
+        listening = socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        raise OSError(f"port {port}: {error.strerror}; leave --port out, or change it") from None
+    with listening:
         address = f"http://127.0.0.1:{listening.getsockname()[1]}/{token}/"
         ready(address)
         if browser:

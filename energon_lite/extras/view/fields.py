@@ -22,7 +22,7 @@ from energon_lite.core.state import RestoreKey
 from energon_lite.decoding.images import image_format, image_header
 from energon_lite.decoding.part_formats import is_av
 from energon_lite.extras.media.av_decoder import AVDecoder
-from energon_lite.extras.media.media_metadata import AVMetadata, ImageMetadata
+from energon_lite.extras.media.media_metadata import AVMetadata
 from energon_lite.extras.view.media_bytes import av_type
 from energon_lite.extras.view.words import array_text, counted, size_text
 
@@ -155,8 +155,6 @@ def view_of(name: str, value: Any, depth: int = 0) -> FieldView:
         return _bytes_view(name, bytes(value))
     if isinstance(value, (AVDecoder, AVMetadata)):
         return _av_view(name, value)
-    if isinstance(value, ImageMetadata):
-        return FieldView(name, "other", f"{value.width} x {value.height} {value.format}", value)
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return _array_view(name, value, depth)
     if hasattr(value, "getbands") and hasattr(value, "size"):  # Pillow's

@@ -145,11 +145,11 @@ def batch_view(batch: Any, restore_key: RestoreKey = (), encoder: Any = None) ->
             starts = tuple(start + place for place in _starts_in(part["ids"], image_id, len(here)))
             tokens = _tokens(part, decode)
             segments.append(Segment(key, source, sample, start, stop, tokens, here, starts))
-        found.append(Row(len(own["ids"]), tuple(segments), _fill([numbers[row]])))
-    return BatchView(tuple(found), pictures, num_samples, _fill(numbers))
+        found.append(Row(len(own["ids"]), tuple(segments), _mean_fill([numbers[row]])))
+    return BatchView(tuple(found), pictures, num_samples, _mean_fill(numbers))
 
 
-def _fill(numbers: Sequence[Int64Array]) -> float:
+def _mean_fill(numbers: Sequence[Int64Array]) -> float:
     return float((np.concatenate(numbers) > 0).mean()) if numbers else 1.0
 
 
