@@ -65,7 +65,7 @@ class Pages:
         order["batch_size"] = run["batch_size"] or 1
         self.splits = list(split_names_of(path))
         self._path, self._split = path, split or self.splits[0]
-        self._slot, self._has_states = slot, bool(states)
+        self._slot, self._first_page = slot, "model" if states or slot is not None else "browse"
         self._encoder, self._order = encoder, order
         self._browser: Callable[[str], SplitBrowser] = cache(
             lambda name: SplitBrowser(path, name, **order)
@@ -136,8 +136,7 @@ class Pages:
         return split, browser, Query(order, source, given.get("q", "")[:1000])
 
     def _home(self, request: Request) -> Response:
-        has_slot = self._has_states or self._slot is not None
-        return _go(request, "model" if has_slot else "browse", slot=self._slot)
+        return _go(request, self._first_page, slot=self._slot)
 
     # ------------------------------------------------------------------ samples
 
@@ -170,15 +169,15 @@ class Pages:
 
     def _show(self, request: Request) -> Response:
         split, browser, query = self._asked(request)
-        position = _whole_number(request, "at", browser.bounds(query)[0])
+        first, stop = browser.bounds(query)
+        position = _whole_number(request, "at", first)
         place = browser.place(query, position)
         if place is None:
             raise ValueError(f"there is no sample at {position:,}")
-        card, source = self._card(split, position, place), browser.sources[place.source]
-        first, stop = browser.bounds(query)
         return self._html(
-            request, "sample", card=card, source=source, query=query, first=first, stop=stop
-        )
+            request, "sample", card=self._card(split, position, place), query=query,
+            source=browser.sources[place.source], first=first, stop=stop,
+        )  # fmt: skip
 
     def _step(self, request: Request) -> Response:
         """Goes to the next sample that fits, or the one before, or any; else to the list."""
