@@ -18,6 +18,7 @@ from energon_lite.extras.inspect.draws import RunShape
 from energon_lite.extras.inspect.forecast import Plan, interval_edges, plan
 from energon_lite.extras.inspect.text import plan_text
 from energon_lite.formats.length_files import write_lengths
+from energon_lite.metadataset.build import build_training
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.planned_source import OrderOnlySource
 from energon_lite.stages.plan_order import order_of
@@ -246,7 +247,7 @@ def test_the_draws_carry_the_keys_of_the_real_run(root):
     )
     batches = [next(ranks.iterators[0]) for _ in range(30)]
     real = [key for batch in batches for key in leaves(batch.__restore_key__)]
-    dataset = module._opened(path, "train", RunShape(30, 4, 1, 1), True, 0, {})
+    dataset = build_training(module.run_opener(path, "train", RunShape(30, 4, 1, 1)), repeat=True)
     predicted = iter(order_of(dataset))
     assert [next(predicted) for _ in real] == real
 

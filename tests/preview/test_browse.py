@@ -46,7 +46,7 @@ def test_the_order_of_the_files_has_each_sample_once(tmp_path):
 
 def test_a_source_of_a_blend_has_its_own_samples(tmp_path):
     browser = SplitBrowser(blend(tmp_path), "train")
-    assert [(s.name, s.num_samples, s.loss_weight) for s in browser.sources] == [
+    assert [(s.facts.name, s.facts.num_samples, s.facts.loss_weight) for s in browser.sources] == [
         ("texts", 60, 0.5), ("pictures", 20, 1.0),
     ]  # fmt: skip
     assert [s.share for s in browser.sources] == pytest.approx([0.75, 0.25])
@@ -65,7 +65,7 @@ def test_the_order_of_the_run_is_that_of_its_batches(tmp_path, num_streams, batc
     path = blend(tmp_path)
     browser = SplitBrowser(
         path, "train", num_streams=num_streams, batch_size=batch_size,
-        settings={"shuffle_buffer_size": 10, "seed_offset": 5},
+        shuffle_buffer_size=10, seed_offset=5,
     )  # fmt: skip
     entries = browser.search(Query("run"), 0, 120).entries
     config = WorkerConfig(

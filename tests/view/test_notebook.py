@@ -93,7 +93,7 @@ def test_pictures_of_any_kind_are_small_and_inline(value, number):
 def test_a_sample_has_a_row_for_each_field():
     html = shown(CaptioningSample(**KEYS, image=PICTURE, caption="c" * 500))
     assert [tag for tag, _ in html.tags if tag == "th"] == ["th"] * 2
-    assert html.text == f"CaptioningSample '<k>'image3 x 600 x 300 uint8caption{'c' * 400}..."
+    assert html.text == f"CaptioningSample '<k>'image3 x 600 x 300 uint8caption{'c' * 400}…"
     many = shown(CrudeSample({f"part{i}": i for i in range(1000)}))
     assert many.text.endswith("part3939and 960 more fields")
 

@@ -298,11 +298,11 @@ def preview(
 
 
 def _print_samples(path: Path, splits: str, dataset_config: str | None, trust: bool | None) -> None:
-    """Prints decoded samples one by one, and asks after each whether to continue."""
+    """Prints samples one by one, and asks after each whether to continue."""
     with suppress(typer.Abort):  # the end of the answers is a no
         for part in splits.split(","):
             try:
-                samples = late("extras.inspect.preview.sample_texts")(
+                samples = late("extras.preview.terminal.sample_texts")(
                     path, part, dataset_config=dataset_config, trust=trust
                 )
                 for number, text in enumerate(samples):

@@ -185,14 +185,11 @@ def _described(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def states_at(path: Path) -> list[dict[str, Any]]:
-    """Returns the states in a file, or in the files of a folder; see `checkpoint_info`.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        StateError: It holds no state of this library.
-    """
-    return [state for file in _files_with_states(path) for state in _states_in(file)]
+def states_at(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Returns the states in files or folders, as they were saved; raises as `checkpoint_info`."""
+    return [
+        state for path in paths for file in _files_with_states(path) for state in _states_in(file)
+    ]
 
 
 def checkpoint_diff(first: Path, second: Path) -> dict[str, Any]:
@@ -233,7 +230,7 @@ def _run_contents(path: Path) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     states: dict[Any, dict[str, Any]] = {}
     counts: dict[str, Any] = {}
     streams: dict[str, Any] = {}
-    for state in states_at(path):
+    for state in states_at([path]):
         other = states.setdefault(state.get("rank"), state)
         if other.get("checksum") != state.get("checksum"):
             raise StateError(

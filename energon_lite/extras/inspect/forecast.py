@@ -244,7 +244,8 @@ def plan(
     at_least("batch_size", batch_size)
     num_streams = world_size if num_streams is None else num_streams
     run = RunShape(steps, batch_size, world_size, num_streams)
-    dataset = _opened(path, split_part, run, repeat, seed_offset, {"trust": trust, **kwargs})
+    opener = run_opener(path, split_part, run, seed_offset, trust=trust, **kwargs)
+    dataset = build_training(opener, repeat)
     packs = None if packing is None else _planned(dataset, packing, batch_size)
     forecast = _forecast(dataset, packs, run)
     sources = tuple(_source_plans(dataset, forecast))
@@ -289,27 +290,30 @@ class _Forecast(NamedTuple):
         return self.tokens if self.by_tokens else self.samples
 
 
-def _opened(
-    path: AnyPath,
-    split_part: str,
-    run: RunShape,
-    repeat: bool,
-    seed_offset: int,
-    settings: dict[str, Any],
-) -> AnyDataset:
-    """Builds what `get_train_dataset` does, up to the hooks."""
+def run_opener(
+    path: AnyPath, split_part: str, run: RunShape, seed_offset: int = 0, **settings: Any
+) -> LeafOpener:
+    """Returns what builds the datasets of a run as `get_train_dataset` does, up to the hooks.
+
+    Args:
+        path: as in `plan`.
+        split_part: as in `plan`.
+        run: its steps have no effect.
+        seed_offset: as in `WorkerConfig`.
+        settings: `decoder`, and keyword arguments of `get_train_dataset`.
+    """
     config = WorkerConfig(
         rank=0, world_size=run.world_size, num_workers=0, num_streams=run.num_streams,
         seed_offset=seed_offset,
     )  # fmt: skip
-    opener = LeafOpener(
+    return LeafOpener(
         shuffle_buffer_size=settings.pop("shuffle_buffer_size", None),
         multiplier=settings.pop("shuffle_over_epochs_multiplier", 1),
+        decoder=settings.pop("decoder", None),
         node=open_node(path, split_part, settings), block=run.batch_size,
         settings={"max_samples_per_sequence": None, **settings}, training=True,
         worker_config=config,
     )  # fmt: skip
-    return build_training(opener, repeat)
 
 
 def _planned(dataset: AnyDataset, packing: Packing, packs_per_batch: int = 1) -> PlannedPacks:
@@ -522,7 +526,7 @@ def balance_report(
         raise ValueError("the cost of a token and that of a pair are both 0; give one above 0")
     run = RunShape(steps, 1, ranks, ranks)
     order = {"trust": trust, "shuffle_buffer_size": 1000}
-    dataset = _opened(path, split_part, run, True, seed_offset, order)
+    dataset = build_training(run_opener(path, split_part, run, seed_offset, **order), repeat=True)
     rules = Packing(
         capacity, lengths=lengths, buffer_size=buffer_size, balance_window=window, cost=cost,
         **{"overlong": "truncate", **packing},

@@ -14,14 +14,16 @@ from threading import Lock
 from time import monotonic
 from typing import Any, Literal, NamedTuple
 
-from energon_lite.core.topology import Stream, WorkerConfig
+from energon_lite.core.dataset import SourceFacts
+from energon_lite.core.topology import Stream
 from energon_lite.decoding.sample_decoder import SampleDecoder
+from energon_lite.extras.inspect.draws import RunShape
+from energon_lite.extras.inspect.forecast import run_opener
 from energon_lite.extras.view.fields import fields_of, is_plain, short_text
 from energon_lite.formats.known import format_of
 from energon_lite.formats.shards import ShardReader
 from energon_lite.formats.sqlite import sample_indices
 from energon_lite.metadataset.build import build_training, build_validation
-from energon_lite.metadataset.open import LeafOpener, open_node
 from energon_lite.metadataset.read import is_metadataset, split_names
 from energon_lite.stages.plan_order import NO_REFS, OrderReader, Refs, joined, order_of, sources_in
 from energon_lite.storage.local_paths import local_path
@@ -65,12 +67,9 @@ class Found(NamedTuple):
 class SourceRow:
     """What is known of a source: `share` of the run's first samples in 0..1, if it is known."""
 
-    name: str
+    facts: SourceFacts
     path: str
-    num_samples: int
-    num_bytes: int
     share: float | None
-    loss_weight: float
     subflavors: Mapping[str, Any]
 
 
@@ -95,6 +94,7 @@ class SplitBrowser:
 
     Attributes:
         sources: what is known of each source.
+        num_samples: of all sources.
         run_error: why there is no order of the run; empty if there is one.
 
     Raises:
@@ -104,20 +104,13 @@ class SplitBrowser:
 
     def __init__(
         self, path: str | PathLike[str], split_part: str, *, trust: bool | None = None,
-        num_streams: int = 1, batch_size: int = 1, settings: Mapping[str, Any] | None = None,
+        num_streams: int = 1, batch_size: int = 1, **settings: Any,
     ) -> None:  # fmt: skip
         self.run_error, self._lock = "", Lock()
-        more = {"trust": trust, **(settings or {})}
-        config = WorkerConfig(
-            rank=0, world_size=1, num_workers=0, num_streams=num_streams,
-            seed_offset=more.pop("seed_offset", 0),
-        )  # fmt: skip
-        window = more.pop("shuffle_buffer_size", None)
         undecoded: Any = {} if trust else {"image_decode": "bytes", "av_decode": "bytes"}
-        opener = LeafOpener(
-            node=open_node(path, split_part, more), decoder=SampleDecoder(**undecoded),
-            shuffle_buffer_size=window, block=batch_size,
-            settings=more, training=True, worker_config=config,
+        opener = run_opener(
+            path, split_part, RunShape(0, batch_size, 1, num_streams), trust=trust,
+            decoder=SampleDecoder(**undecoded), **settings,
         )  # fmt: skip
         shares: Mapping[str, float] = {}
         try:
@@ -132,14 +125,14 @@ class SplitBrowser:
         self._factories = opener.factories[-len(names) :]
         self.sources = [
             SourceRow(
-                facts.name, str(factory.path), facts.num_samples, facts.num_bytes,
-                shares[facts.name] / total if facts.name in shares else None,
-                facts.loss_weight, factory.subflavors,
+                facts, str(factory.path),
+                shares[facts.name] / total if facts.name in shares else None, factory.subflavors,
             )
             for source, factory in zip(self._sources, self._factories, strict=True)
             for facts in source.sources()
         ]  # fmt: skip
-        self._starts = [0, *accumulate(source.num_samples for source in self.sources)]
+        self._starts = [0, *accumulate(source.facts.num_samples for source in self.sources)]
+        self.num_samples = self._starts[-1]
         self._batch_size = batch_size
         self._streams: list[tuple[OrderReader, Refs]] = []
         if not self.run_error:
@@ -190,6 +183,13 @@ class SplitBrowser:
         """Returns the position of a sample in the order of the files."""
         return self._starts[place.source] + place.number - self._sources[place.source].order.first
 
+    def at(self, query: Query, position: int) -> Any:
+        """Reads the sample at a position of an order; raises as `place` and `sample`."""
+        place = self.place(query, position)
+        if place is None:
+            raise ValueError(f"there is no sample at {position:,}")
+        return self.sample(place)
+
     def sample(self, place: Place) -> Any:
         """Reads a sample.
 
@@ -208,16 +208,13 @@ class SplitBrowser:
             reader, order = source.reader, source.order
             if not isinstance(reader, ShardReader):
                 continue
-            found = sample_indices(reader.root, [key]) or {}
-            if key not in found:
-                continue
-            tar_file_id, place = found[key]
+            tar_file_id, place = (sample_indices(reader.root, [key]) or {}).get(key, (-1, 0))
             if tar_file_id in reader.tar_file_ids:
                 excluded = self._factories[number].opened.excluded
                 position = int(reader.starts[reader.tar_file_ids.index(tar_file_id)]) + place
                 index = position - bisect_left(excluded, position)
-                is_excluded = position in excluded
-                if not is_excluded and 0 <= index - order.first < order.num_samples:
+                is_own = 0 <= index - order.first < order.num_samples
+                if is_own and position not in excluded:
                     return Place(number, index)
         return None
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from energon_lite.extras.preview.browse import Query, SplitBrowser
 from energon_lite.extras.preview.slots import SlotReader
-from energon_lite.extras.view.fields import field_views, picture_size, walked
+from energon_lite.extras.view.fields import field_views, walked
 from energon_lite.extras.view.segments import batch_view
 
 _NUM_BARS, _NUM_SAMPLES, _NUM_BATCHES = 20, 400, 12
@@ -60,14 +60,13 @@ def sizes(browser: SplitBrowser, limit_sec: float) -> tuple[int, dict[str, list[
     number = 0
     for position in np.random.default_rng(0).permutation(spread).tolist():
         number += 1
-        place = browser.place(Query(), position)
         with suppress(Exception):  # a broken sample has no sizes
-            for _, view in walked(field_views(browser.sample(place)) if place else []):
+            for _, view in walked(field_views(browser.at(Query(), position))):
                 if view.kind == "text":
                     found.setdefault(f"{view.name}: characters", []).append(len(view.value))
-                elif view.kind == "picture" and (size := picture_size(view.value)):
+                elif view.kind == "picture":
                     name = f"{view.name}: longest edge in pixels"
-                    found.setdefault(name, []).append(max(size))
+                    found.setdefault(name, []).append(view.longest_edge)
         if monotonic() > end:
             break
     return number, {name: histogram(values) for name, values in found.items()}

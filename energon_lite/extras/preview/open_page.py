@@ -45,7 +45,7 @@ def open_page(
         options: of `server.Pages`, and `browser` and `ready` of `server.serve`.
     """
     shown = {name: options.pop(name) for name in ("browser", "ready")}
-    states = [] if state is None else states_at(state)
+    states = [] if state is None else states_at([state])
     first = split.split(",")[0] if split else None
     pages = import_name(_SERVER, "Pages")(path, first, states=states, **options)
     import_name(_SERVER, "serve")(pages, port, **shown)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import socket
@@ -30,11 +29,15 @@ from energon_lite.extras.preview.slots import Slot, SlotReader, saved_settings
 from energon_lite.extras.view import fields
 from energon_lite.extras.view.media_bytes import av_bytes, picture_bytes
 from energon_lite.extras.view.segments import BatchView, Token, batch_view
+from energon_lite.extras.view.words import error_text
 
 _HERE = Path(__file__).parent
-_CARDS, _MAX_TEXT, _LIMIT_SEC = 24, 20_000, 1.5
+_CARDS, _LIMIT_SEC = 24, 1.5
 _SELECTION = ("split", "order", "source", "q")  # kept in the links of a page
-_OF_ORDER = ("shuffle_buffer_size", "max_samples_per_sequence", "seed_offset", "dataset_config")
+_OF_ORDER = (
+    "trust", "num_streams", "batch_size", "shuffle_buffer_size", "max_samples_per_sequence",
+    "seed_offset", "dataset_config",
+)  # fmt: skip
 _RANGE = re.compile(r"bytes=(\d{1,15})-(\d{0,15})$")
 _KEPT = {"Cache-Control": "private, max-age=3600"}
 
@@ -57,18 +60,18 @@ class Pages:
         encoder: Any = None, states: Sequence[Any] = (), slot: int | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         own = {name: value for name, value in settings.items() if value is not None}
-        run = {"num_streams": 1, "batch_size": 1, **saved_settings(states), **own}
+        run = {"num_streams": 1, "batch_size": 1, "trust": trust, **saved_settings(states), **own}
         order = {name: run[name] for name in _OF_ORDER if name in run}
-        shape = {"num_streams": run["num_streams"], "batch_size": run["batch_size"] or 1}
+        order["batch_size"] = run["batch_size"] or 1
         self.splits = list(split_names_of(path))
         self._path, self._split = path, split or self.splits[0]
-        self._slot, self._has_states = slot, bool(states)
-        self._encoder, self._plan_settings = encoder, {"trust": trust, **order, **shape}
+        self._slot, self._first_page = slot, "model" if states or slot is not None else "browse"
+        self._encoder, self._order = encoder, order
         self._browser: Callable[[str], SplitBrowser] = cache(
-            lambda name: SplitBrowser(path, name, trust=trust, settings=order, **shape)
+            lambda name: SplitBrowser(path, name, **order)
         )
         self._slots: Callable[[str], SlotReader] = cache(
-            lambda name: SlotReader(path, name, encoder, states, trust=trust, **run)
+            lambda name: SlotReader(path, name, encoder, states, **run)
         )
         self._sample = lru_cache(8)(lambda split, place: self._browser(split).sample(place))
         self._batch = lru_cache(8)(self._read_batch)
@@ -79,9 +82,7 @@ class Pages:
             loader=jinja2.FileSystemLoader(_HERE / "templates"), autoescape=True,
             undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
-        self._jinja.filters.update(
-            pretty=_pretty, turns=fields.turns_of, short=fields.short_text, tone=_tone
-        )
+        self._jinja.filters.update(turns=fields.turns_of, short=fields.short_text, tone=_tone)
 
     def app(self, token: str) -> Guard:
         """Returns the application, for requests whose paths begin with the token."""
@@ -91,7 +92,7 @@ class Pages:
         }  # fmt: skip
         routes = [Route(f"/{name}", self._answered(page)) for name, page in pages.items()]
         static = Mount("/static", StaticFiles(directory=_HERE / "static"))
-        return Guard(Starlette(routes=[*routes, static]), token)
+        return Guard(Starlette(routes=[Mount(f"/{token}", routes=[*routes, static])]), token)
 
     def _answered(self, page: Callable[[Request], Response]) -> Callable[[Request], Response]:
         """Returns an endpoint that shows errors: of data, of hooks, and of addresses."""
@@ -102,14 +103,16 @@ class Pages:
             except Exception as error:
                 # Subclasses of ValueError are of data, hooks and states.
                 is_address = type(error) in (ValueError, IndexError, KeyError)
-                return self._html(request, "error", 404 if is_address else 500, error=error)
+                return self._html(
+                    request, "error", 404 if is_address else 500, error=error_text(error)
+                )
 
         return answer
 
     def _html(self, request: Request, page: str, status: int = 200, **values: Any) -> Response:
         given = request.query_params
         text = self._jinja.get_template(f"{page}.html").render(
-            base=request.scope["base"], link=partial(_link, request), page=page,
+            base=request.scope["root_path"], link=partial(_link, request), page=page,
             title=Path(self._path).name, splits=self.splits,
             split=given.get("split") or self._split, **values,
         )  # fmt: skip
@@ -133,8 +136,7 @@ class Pages:
         return split, browser, Query(order, source, given.get("q", "")[:1000])
 
     def _home(self, request: Request) -> Response:
-        has_slot = self._has_states or self._slot is not None
-        return _go(request, "model" if has_slot else "browse", slot=self._slot)
+        return _go(request, self._first_page, slot=self._slot)
 
     # ------------------------------------------------------------------ samples
 
@@ -152,46 +154,37 @@ class Pages:
 
     def _card(self, split: str, position: int, place: Place) -> dict[str, Any]:
         """Returns what a template shows of a sample: its fields, or why it cannot be read."""
-        card: dict[str, Any] = {
-            "position": position, "place": place, "error": "", "facts": None, "views": [],
-            "picture": None, "text": "",
+        sample, error = _or_error(lambda: self._sample(split, place))
+        views = [] if error else fields.field_views(sample)
+        first: dict[str, tuple[str, Any]] = {}  # by kind
+        for path, view in fields.walked(views):
+            first.setdefault(view.kind, (path, view.value))
+        turns = fields.turns_of(first.get("conversation", ("", None))[1]) or [("", "")]
+        return {
+            "position": position, "place": place, "error": error, "views": views,
+            "facts": None if error else fields.sample_facts(sample),
+            "picture": first.get("picture", (None, None))[0],
+            "text": first.get("text", turns[0])[1],
         }  # fmt: skip
-        try:
-            sample = self._sample(split, place)
-            views = fields.field_views(sample)
-            first: dict[str, tuple[str, Any]] = {}  # by kind
-            for path, view in fields.walked(views):
-                first.setdefault(view.kind, (path, view.value))
-            turns = fields.turns_of(first.get("conversation", ("", None))[1]) or [("", "")]
-            card |= {
-                "facts": fields.sample_facts(sample), "views": views,
-                "picture": first["picture"][0] if "picture" in first else None,
-                "text": first["text"][1] if "text" in first else turns[0][1],
-            }  # fmt: skip
-        except Exception as error:
-            notes = getattr(error, "__notes__", ())
-            card["error"] = "\n".join([f"{type(error).__name__}: {error}", *notes])
-        return card
 
     def _show(self, request: Request) -> Response:
         split, browser, query = self._asked(request)
-        position = _whole_number(request, "at", browser.bounds(query)[0])
+        first, stop = browser.bounds(query)
+        position = _whole_number(request, "at", first)
         place = browser.place(query, position)
         if place is None:
             raise ValueError(f"there is no sample at {position:,}")
-        card, source = self._card(split, position, place), browser.sources[place.source]
-        first, stop = browser.bounds(query)
         return self._html(
-            request, "sample", card=card, source=source, query=query, first=first, stop=stop
-        )
+            request, "sample", card=self._card(split, position, place), query=query,
+            source=browser.sources[place.source], first=first, stop=stop,
+        )  # fmt: skip
 
     def _step(self, request: Request) -> Response:
         """Goes to the next sample that fits, or the one before, or any; else to the list."""
         _, browser, query = self._asked(request)
         step = -1 if "back" in request.query_params else 1
         first, stop = browser.bounds(query)
-        total = sum(source.num_samples for source in browser.sources)
-        at = randrange(first, stop or total)
+        at = randrange(first, stop or browser.num_samples)
         if "at" in request.query_params:
             at = _whole_number(request, "at") + step
         found = browser.search(query, at, 1, step=step)
@@ -230,8 +223,8 @@ class Pages:
 
     def _charts(self, request: Request) -> Response:
         split, browser, _ = self._asked(request)
-        steps, run = max(1, _whole_number(request, "steps", 1000)), self._plan_settings
-        forecast = _or_error(lambda: plan(self._path, steps=steps, split_part=split, **run))
+        steps = max(1, _whole_number(request, "steps", 1000))
+        forecast = _or_error(lambda: plan(self._path, steps=steps, split_part=split, **self._order))
         return self._html(
             request, "charts", steps=steps, forecast=forecast,
             sizes=_or_error(lambda: charts.sizes(browser, _LIMIT_SEC)),
@@ -249,10 +242,7 @@ class Pages:
         else:
             place = Place(*(_whole_number(request, name) for name in ("of", "number", "epoch")))
             sample = self._sample(split, place)
-        views: Sequence[fields.FieldView] = fields.field_views(sample)
-        for entry in given.get("field", "").split("-"):
-            found = views[int(entry) if entry.isdecimal() else len(views)]
-            views = found.items
+        found = dict(fields.walked(fields.field_views(sample)))[given.get("field", "")]
         if found.kind in ("audio", "video"):
             return _ranged(request, *av_bytes(found.value))
         if found.kind != "picture":
@@ -265,7 +255,7 @@ def _link(request: Request, target: str, **more: Any) -> str:
     given = request.query_params
     query = {**{name: given.get(name) or None for name in _SELECTION}, **more}
     known = {name: value for name, value in query.items() if value is not None}
-    return f"{request.scope['base']}/{target}?{urlencode(known, errors='replace')}"
+    return f"{request.scope['root_path']}/{target}?{urlencode(known, errors='replace')}"
 
 
 def _go(request: Request, target: str, **more: Any) -> Response:
@@ -309,12 +299,7 @@ def _or_error(make: Callable[[], Any]) -> tuple[Any, str]:
     try:
         return make(), ""
     except Exception as error:
-        return None, f"{type(error).__name__}: {error}"
-
-
-def _pretty(value: Any) -> str:
-    text = json.dumps(value, indent=2, ensure_ascii=False)
-    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}\n… {len(text):,} characters"
+        return None, error_text(error)
 
 
 def _tone(token: Token, heaviest: float) -> int:
@@ -335,18 +320,16 @@ def serve(pages: Pages, port: int, *, browser: bool, ready: Callable[[str], Any]
         OSError: The port is taken.
     """
     token = secrets.token_urlsafe(16)
-    with socket.socket() as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise OSError(
-                f"port {port}: {error.strerror}; leave --port out, or change it"
-            ) from None
-        listening.listen()
+    try:
+        listening = socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        raise OSError(f"port {port}: {error.strerror}; leave --port out, or change it") from None
+    with listening:
         address = f"http://127.0.0.1:{listening.getsockname()[1]}/{token}/"
         ready(address)
         if browser:
             webbrowser.open(address)
-        config = uvicorn.Config(pages.app(token), log_level="warning", server_header=False)
+        config = uvicorn.Config(
+            pages.app(token), ws="none", log_level="warning", server_header=False
+        )
         uvicorn.Server(config).run([listening])

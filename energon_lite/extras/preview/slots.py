@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from threading import Lock
 from time import monotonic
@@ -37,19 +37,16 @@ def saved_settings(states: Sequence[Any]) -> dict[str, Any]:
     """
     config: Any = next((state["config"] for state in states if state.get("config")), {})
     found: dict[str, set[str]] = {}
-    for name, value in _settings_in(decompressed(config, "config")):
-        found.setdefault(name, set()).add(json.dumps(value))
+
+    def note(entries: list[tuple[str, Any]]) -> None:
+        for name, value in entries:
+            if name in _SAVED:
+                found.setdefault(name, set()).add(json.dumps(value))
+
+    # Calls it for the dict of each stage.
+    json.loads(json.dumps(decompressed(config, "config")), object_pairs_hook=note)
     same = {name: json.loads(min(own)) for name, own in found.items() if len(own) == 1}
     return {"num_streams": states[0]["num_streams"], **same} if states else {}
-
-
-def _settings_in(config: Any) -> Iterator[tuple[str, Any]]:
-    entries = config.values() if isinstance(config, dict) else config
-    if isinstance(config, dict):
-        yield from ((name, config[name]) for name in _SAVED if name in config)
-    if isinstance(config, (dict, list)):
-        for entry in entries:
-            yield from _settings_in(entry)
 
 
 class SlotReader:

@@ -117,7 +117,7 @@ def run_report(source: str | PathLike[str] | Sequence[str | PathLike[str]]) -> R
         return made_report(title, records, skips=skips[:_MAX_SKIPS], warnings=warnings)
     warnings = checkpoint_info(paths)["warnings"]
     try:
-        record = _state_record([state for path in paths for state in states_at(path)])
+        record = _state_record(states_at(paths))
     except (KeyError, TypeError, AttributeError) as error:
         raise StateError(f"{title}: the counts of the state are corrupt ({error!r})") from error
     return made_report(f"state {title}", [record], warnings=warnings)

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 
 from energon_lite.core.samples import SourceInfo
-from energon_lite.core.stacking import SERVICE_FIELDS
 from energon_lite.core.state import RestoreKey
 from energon_lite.decoding.images import image_format, image_header
 from energon_lite.decoding.part_formats import is_av
 from energon_lite.extras.media.av_decoder import AVDecoder
-from energon_lite.extras.media.media_metadata import AVMetadata, ImageMetadata
-from energon_lite.extras.view.words import counted, size_text
+from energon_lite.extras.media.media_metadata import AVMetadata
+from energon_lite.extras.view.media_bytes import av_type
+from energon_lite.extras.view.words import array_text, counted, size_text
 
 Kind = Literal[
     "text", "number", "picture", "audio", "video", "json", "conversation", "tensor", "list",
@@ -34,9 +34,14 @@ Kind = Literal[
 # Entries of a list, or rows of a batch, that get a view each.
 MAX_ITEMS = 32
 _MAX_DEPTH = 4
-# First bytes of containers that hold sound only.
-_SOUND = (b"fLaC", b"ID3", b"OggS", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2")
-_HIDDEN = SERVICE_FIELDS | {"__shard__"}
+# Written as far as the metadata is known.
+_AV_TEXTS: dict[Kind, tuple[str, ...]] = {
+    "video": (
+        "{video_width} x {video_height}", "{video_duration:.1f} s", "{video_fps:.3g} frames/s",
+        "with audio, {audio_sample_rate:,} Hz",
+    ),
+    "audio": ("{audio_duration:.1f} s", "{audio_sample_rate:,} Hz"),
+}  # fmt: skip
 # The names of speaker and text in a turn of a conversation.
 _TURNS = (("role", "content"), ("from", "value"), ("sender", "text"))
 
@@ -53,6 +58,7 @@ class FieldView:
         summary: size, shape, length or duration in a few words.
         value: the value itself.
         items: views of the entries of a `list`, the first `MAX_ITEMS` of them.
+        longest_edge: of a picture, in pixels.
     """
 
     name: str
@@ -60,6 +66,7 @@ class FieldView:
     summary: str
     value: Any = dataclasses.field(repr=False)
     items: tuple[FieldView, ...] = ()
+    longest_edge: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,11 +91,14 @@ class SampleFacts:
 
 
 def fields_of(sample: Any) -> dict[str, Any]:
-    """Returns the fields of a dataclass, dict or NamedTuple by name; of others, one `value`."""
+    """Returns the fields of a dataclass, dict or NamedTuple by name; of others, one `value`.
+
+    Fields of a dataclass that are not in its `repr` are omitted.
+    """
     if isinstance(sample, Mapping):
         return {str(name): value for name, value in sample.items()}
     if dataclasses.is_dataclass(sample):
-        names = (field.name for field in dataclasses.fields(sample))
+        names = (field.name for field in dataclasses.fields(sample) if field.repr)
         return {name: getattr(sample, name, None) for name in names}
     if isinstance(sample, tuple) and hasattr(sample, "_asdict"):
         return dict(sample._asdict())
@@ -96,12 +106,12 @@ def fields_of(sample: Any) -> dict[str, Any]:
 
 
 def field_views(sample: Any) -> list[FieldView]:
-    """Describes the fields of a sample, a batch or a dict, without its service fields.
+    """Describes the fields of a sample, a batch or a dict, without its service fields: `__key__`...
 
     Pictures that are bytes are not decoded, only their headers are read.
     """
     fields = fields_of(sample)
-    return [view_of(name, value) for name, value in fields.items() if name not in _HIDDEN]
+    return [view_of(name, value) for name, value in fields.items() if name[:2] != "__"]
 
 
 def walked(views: Sequence[FieldView], path: str = "") -> Iterator[tuple[str, FieldView]]:
@@ -144,13 +154,12 @@ def view_of(name: str, value: Any, depth: int = 0) -> FieldView:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return _bytes_view(name, bytes(value))
     if isinstance(value, (AVDecoder, AVMetadata)):
-        return _av_view(name, value, "")
-    if isinstance(value, ImageMetadata):
-        return FieldView(name, "other", f"{value.width} x {value.height} {value.format}", value)
+        return _av_view(name, value)
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return _array_view(name, value, depth)
     if hasattr(value, "getbands") and hasattr(value, "size"):  # Pillow's
-        return FieldView(name, "picture", f"{value.size[0]} x {value.size[1]}, {value.mode}", value)
+        summary = f"{value.size[0]} x {value.size[1]}, {value.mode}"
+        return FieldView(name, "picture", summary, value, longest_edge=max(value.size))
     return _nested_view(name, value, depth)
 
 
@@ -171,7 +180,7 @@ def turns_of(value: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
-def is_picture(value: Any) -> bool:
+def _is_picture(value: Any) -> bool:
     """Whether a tensor (C, H, W) or an array (H, W, C) or (H, W) can be drawn as a picture."""
     if value.ndim == 2:
         is_grey = isinstance(value, np.ndarray) and value.dtype == np.uint8
@@ -183,71 +192,46 @@ def is_picture(value: Any) -> bool:
     return dtype == "uint8" or dtype.startswith(("float", "bfloat"))
 
 
-def picture_size(value: Any) -> tuple[int, int] | None:
-    """Returns width and height of a picture, whose bytes are not decoded; None if it has none."""
-    if isinstance(value, bytes):
-        with suppress(ValueError, OSError):
-            return image_header(io.BytesIO(value))[:2]
-        return None
-    if not isinstance(value, (torch.Tensor, np.ndarray)):
-        return value.size  # type: ignore[no-any-return]
-    height, width = value.shape[-2:] if isinstance(value, torch.Tensor) else value.shape[:2]
-    return int(width), int(height)
-
-
 def _bytes_view(name: str, raw: bytes) -> FieldView:
     size = size_text(len(raw), 0)
     if image_format(raw[:32]) is not None:
         with suppress(ValueError, OSError):
             width, height, format_name, _ = image_header(io.BytesIO(raw))
-            return FieldView(name, "picture", f"{width} x {height} {format_name}, {size}", raw)
+            summary = f"{width} x {height} {format_name}, {size}"
+            return FieldView(name, "picture", summary, raw, longest_edge=max(width, height))
     if is_av(raw[:32]) or raw[:4] == b"OggS":
-        try:
-            return _av_view(name, AVDecoder(io.BytesIO(raw)), size, raw)
-        except Exception:  # PyAV is missing, or the content is broken: a player may know better
-            is_sound = raw.startswith(_SOUND) or raw[8:12] == b"WAVE"
-            return FieldView(name, "audio" if is_sound else "video", size, raw)
+        return _av_view(name, raw)
     return FieldView(name, "bytes", size, raw)
 
 
-def _av_view(name: str, value: Any, size: str, raw: bytes | None = None) -> FieldView:
-    """Describes audio or video by its metadata.
-
-    Raises:
-        Exception: The content is broken, and there are bytes to show in its place.
-    """
-    shown = value if raw is None else raw
+def _av_view(name: str, value: Any) -> FieldView:
+    """Describes audio or video, which is bytes, an `AVDecoder` or metadata."""
+    kind: Kind
+    is_file = isinstance(value, bytes)
+    size = [size_text(len(value), 0)] if is_file else []
     try:
-        found = value.get_metadata(get_video_frame_count=False)
-    except Exception as error:
-        if raw is not None:
-            raise
-        return FieldView(name, "other", f"cannot be read: {error}"[:200], shown)
-    return FieldView(name, *_av_summary(found, size), shown)
-
-
-def _av_summary(found: AVMetadata, size: str) -> tuple[Kind, str]:
-    """Returns the kind, and size and duration as text."""
-    kind: Kind = "audio" if found.video_width is None and found.video_fps is None else "video"
+        source = AVDecoder(io.BytesIO(value)) if is_file else value
+        known = source.get_metadata(get_video_frame_count=False).to_dict()
+    except Exception as error:  # PyAV is missing, or the content is broken
+        if not is_file:
+            return FieldView(name, "other", f"cannot be read: {error}"[:200], value)
+        # A player may know better.
+        kind = "audio" if av_type(value).startswith("audio") else "video"
+        return FieldView(name, kind, size[0], value)
+    kind = "video" if {"video_width", "video_fps"} & known.keys() else "audio"
     parts = []
-    if kind == "video":
-        parts.append(f"{found.video_width} x {found.video_height}")
-        parts += [f"{found.video_duration:.1f} s"] if found.video_duration is not None else []
-        parts += [f"{found.video_fps:.3g} frames/s"] if found.video_fps is not None else []
-    if found.audio_channels is not None:
-        parts += ["with audio"] if kind == "video" else []
-        if kind == "audio" and found.audio_duration is not None:
-            parts.append(f"{found.audio_duration:.1f} s")
-        parts.append(f"{found.audio_sample_rate or 0:,} Hz")
-        parts.append(counted(found.audio_channels, "channel"))
-    return kind, ", ".join([*parts, *filter(None, [size])])
+    for text in _AV_TEXTS[kind]:
+        with suppress(KeyError):
+            parts.append(text.format_map(known))
+    if "audio_channels" in known:
+        parts.append(counted(known["audio_channels"], "channel"))
+    return FieldView(name, kind, ", ".join([*parts, *size]), value)
 
 
 def _array_view(name: str, value: Any, depth: int) -> FieldView:
-    shape = " x ".join(map(str, value.shape)) or "scalar"
-    summary = f"{shape}, {str(value.dtype).removeprefix('torch.')}"
-    if is_picture(value):
-        return FieldView(name, "picture", summary, value)
+    summary = array_text(value)
+    if _is_picture(value):
+        return FieldView(name, "picture", summary, value, longest_edge=max(value.shape))
     has_pictures = value.ndim > 3 and depth < _MAX_DEPTH and len(value) > 0
     items = _item_views(enumerate(value), depth) if has_pictures else ()
     if any(item.kind in ("picture", "list") for item in items):
@@ -296,13 +280,13 @@ def is_plain(value: Any, depth: int = 0) -> bool:
     return False
 
 
-def short_text(value: Any, limit: int = 400) -> str:
-    """Writes a value of any kind in at most about `limit` characters."""
+def short_text(value: Any, limit: int = 400, indent: int | None = None) -> str:
+    """Writes a value of any kind in at most about `limit` characters; JSON also over lines."""
     if isinstance(value, str):
         text = value
     elif is_plain(value):
-        pieces: Iterator[str] = json.JSONEncoder(ensure_ascii=False, default=str).iterencode(value)
-        text = "".join(islice(pieces, limit))
+        encoder = json.JSONEncoder(ensure_ascii=False, indent=indent, default=str)
+        text = "".join(islice(encoder.iterencode(value), limit))
     else:
         text = reprlib.repr(value)
     return text if len(text) <= limit else f"{text[:limit]}…"

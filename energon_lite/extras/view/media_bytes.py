@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,10 @@ from energon_lite.core.arrays import UInt8Array
 from energon_lite.decoding.images import image_format
 from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.extras.media.av_decoder import AVDecoder
-from energon_lite.extras.view.fields import picture_size
 
 # Formats that browsers draw, and that hold no scripts.
 _SHOWN = {"JPEG": "image/jpeg", "PNG": "image/png", "GIF": "image/gif", "WEBP": "image/webp"}
-# Files below are sent as they are; pictures of more pixels are compressed as a JPEG.
-_SMALL_BYTES, _SMALL_PIXELS, _LARGE_PIXELS = 1 << 20, 1 << 22, 1 << 18
+_LARGE_PIXELS = 1 << 18  # pictures of more are compressed as a JPEG
 _PLAYED = (
     (b"fLaC", "audio/flac"), (b"ID3", "audio/mpeg"), (b"\xff\xfb", "audio/mpeg"),
     (b"\xff\xf3", "audio/mpeg"), (b"\xff\xf2", "audio/mpeg"), (b"OggS", "audio/ogg"),
@@ -33,24 +30,21 @@ def picture_bytes(value: Any, longest_edge: int | None = None) -> tuple[bytes, s
     Args:
         value: a picture as in `FieldView`. Floats are taken as 0..1; where some lie outside, as in
             normalised pictures, the least value becomes black and the largest white.
-        longest_edge: pixels of its longest edge at most; a small file may have more.
+        longest_edge: pixels of its longest edge at most; None for all.
 
     Raises:
         DecodingError: The bytes are no picture, or one that is too large.
         ValueError: It cannot be drawn.
     """
     if isinstance(value, bytes):
-        shown, size = _SHOWN.get(image_format(value) or ""), picture_size(value)
-        is_small = (
-            size is not None and len(value) <= _SMALL_BYTES and math.prod(size) < _SMALL_PIXELS
-        )
-        if shown is not None and (longest_edge is None or is_small):
-            return value, shown  # a browser scales it sooner than it is decoded here
+        shown = _SHOWN.get(image_format(value) or "")
+        if shown is not None and longest_edge is None:
+            return value, shown
         limit = None if longest_edge is None else {"longest_edge": longest_edge}
         image = SampleDecoder(image_decode="pilrgb", image_size=limit).decode("jpg", value)
     else:
         is_array = isinstance(value, (torch.Tensor, np.ndarray))
-        image = Image.fromarray(_pixels(value)) if is_array else value.copy()
+        image = Image.fromarray(_pixels(value, longest_edge)) if is_array else value.copy()
         if longest_edge is not None:
             image.thumbnail((longest_edge, longest_edge))
     file, is_large = io.BytesIO(), image.width * image.height > _LARGE_PIXELS
@@ -62,11 +56,15 @@ def picture_bytes(value: Any, longest_edge: int | None = None) -> tuple[bytes, s
     return file.getvalue(), "image/png"
 
 
-def _pixels(value: Any) -> UInt8Array:
+def _pixels(value: Any, longest_edge: int | None) -> UInt8Array:
     """Returns an array (H, W) or (H, W, C) of a tensor (C, H, W), or of an array as it is."""
     if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().movedim(0, -1)
-        value = (value.float() if value.is_floating_point() else value).numpy()
+        value = value.detach().movedim(0, -1)
+    if longest_edge is not None:  # a large one takes long to convert
+        step = max(1, max(value.shape) // (4 * longest_edge))
+        value = value[::step, ::step]
+    if isinstance(value, torch.Tensor):
+        value = (value.float() if value.is_floating_point() else value).cpu().numpy()
     if value.dtype != np.uint8:
         value = np.nan_to_num(value.astype(np.float32))
         low, high = float(value.min()), float(value.max())
@@ -87,4 +85,11 @@ def av_bytes(value: Any) -> tuple[bytes, str]:
         value = value.stream.getvalue()
     if not isinstance(value, bytes):
         raise ValueError(f"a {type(value).__name__} has no bytes to play")
-    return value, next((kind for magic, kind in _PLAYED if value.startswith(magic)), "video/mp4")
+    return value, av_type(value)
+
+
+def av_type(raw: bytes) -> str:
+    """Returns the media type of audio or video by its first bytes."""
+    if raw[8:12] == b"AVI ":
+        return "video/x-msvideo"
+    return next((kind for magic, kind in _PLAYED if raw.startswith(magic)), "video/mp4")

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Iterator
 from contextlib import suppress
 from html import escape
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any
 
-import numpy as np
-import torch
-from PIL import Image
-
-from energon_lite.decoding.images import image_format
-from energon_lite.extras.view.fields import is_picture
+from energon_lite.extras.view.fields import short_text, view_of, walked
 from energon_lite.extras.view.media_bytes import picture_bytes
 from energon_lite.extras.view.reprs import brief, fields_in_repr, head_of, is_pack
+from energon_lite.extras.view.segments import runs_of
 from energon_lite.extras.view.stage_tree import is_tree
 from energon_lite.names.energon_modules import Described
 
-_EDGE_PIXELS, _MAX_PICTURES, _MAX_FIELDS, _MAX_ROWS, _MAX_CHARACTERS = 256, 4, 40, 16, 400
-_MAX_ENTRIES = 32  # of a list, in which pictures are looked for
+_EDGE_PIXELS, _MAX_PICTURES, _MAX_FIELDS, _MAX_ROWS = 256, 4, 40, 16
 _ROW = "display:flex;height:1.2em;margin:2px 0;max-width:60em"
 _PADDING = "repeating-linear-gradient(45deg,#8886 0 2px,#8882 2px 6px)"
 
@@ -62,34 +56,19 @@ def _item_html(item: Any) -> str:
 
 
 def _value_html(value: Any) -> str:
-    if isinstance(value, str):
-        is_long = len(value) > _MAX_CHARACTERS
-        return escape(f"{value[:_MAX_CHARACTERS]}..." if is_long else value)
-    pictures = ""
-    with suppress(Exception):  # an odd array is described only
-        pictures = "".join(map(_picture_html, islice(_pictures_in(value), _MAX_PICTURES)))
-    return f"{pictures}<div>{escape(brief(value))}</div>"
-
-
-def _pictures_in(value: Any, depth: int = 0) -> Iterator[Any]:
-    """Yields the pictures that a value is, or holds."""
-    if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim < 4:
-        yield from [value] if is_picture(value) else []
-    elif isinstance(value, (list, tuple, torch.Tensor, np.ndarray)) and depth < 2:
-        for entry in value[:_MAX_ENTRIES]:
-            yield from _pictures_in(entry, depth + 1)
-    elif hasattr(value, "getbands") or (isinstance(value, bytes) and image_format(value[:32])):
-        yield value
+    with suppress(Exception):  # an odd array is only named
+        views = [view for _, view in walked([view_of("", value)])]
+        pictures = (view.value for view in views if view.kind == "picture")
+        drawn = "".join(map(_picture_html, islice(pictures, _MAX_PICTURES)))
+        if views[0].kind == "text":
+            return escape(short_text(value))
+        is_played = views[0].kind in ("audio", "video")
+        return f"{drawn}<div>{escape(views[0].summary if is_played else brief(value))}</div>"
+    return f"<div>{escape(brief(value))}</div>"
 
 
 def _picture_html(picture: Any) -> str:
     with suppress(Exception):  # one that cannot be drawn is described only
-        if isinstance(picture, torch.Tensor):  # a large one takes long to convert
-            step = max(1, max(picture.shape) // (4 * _EDGE_PIXELS))
-            picture = picture[:, ::step, ::step]
-        if isinstance(picture, bytes):
-            picture = Image.open(io.BytesIO(picture), formats=[image_format(picture) or ""])
-            picture.draft("RGB", (_EDGE_PIXELS, _EDGE_PIXELS))
         raw, media_type = picture_bytes(picture, _EDGE_PIXELS)
         data = base64.b64encode(raw).decode()
         return f'<img alt="" src="data:{media_type};base64,{data}" style="margin:2px">'
@@ -106,10 +85,11 @@ def _row_html(numbers: Any, keys: Iterator[str]) -> str:
         keys: of the samples, those of this row next.
     """
     bars = []
-    for start, stop in pairwise([0, *(np.flatnonzero(np.diff(numbers)) + 1), len(numbers)]):
-        number, size = int(numbers[start]), int(stop - start)
-        title = escape(f"{next(keys, '') if number else 'padding'}: {size:,} tokens")
+    for start, stop, number in runs_of(numbers):
+        title = escape(f"{next(keys, '') if number else 'padding'}: {stop - start:,} tokens")
         # The golden angle: neighbours have unlike colours.
         colour = f"hsl({number * 137.5 % 360:.0f} 60% 55%)" if number else _PADDING
-        bars.append(f'<span title="{title}" style="flex:{size};background:{colour}"></span>')
+        bars.append(
+            f'<span title="{title}" style="flex:{stop - start};background:{colour}"></span>'
+        )
     return f'<div style="{_ROW}">{"".join(bars)}</div>'

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from energon_lite.core.cache_pool import Lazy
+from energon_lite.extras.view.fields import fields_of
 from energon_lite.extras.view.stage_tree import is_tree, tree_lines
-from energon_lite.extras.view.words import counted, size_text
+from energon_lite.extras.view.words import array_text, counted, shape_text, size_text
 from energon_lite.stages.packed_sample import PackedBatch, PackedSample
 
 # Characters of a text or name, entries of a list, fields of a sample, characters of all of them.
@@ -47,12 +48,8 @@ def _item_text(item: Any) -> str:
 
 def fields_in_repr(item: Any) -> dict[str, Any]:
     """Returns the fields of a sample, batch or dict; without service fields and those at None."""
-    found: Any = item
-    if not isinstance(item, Mapping):
-        names = [field.name for field in dataclasses.fields(item) if field.repr]
-        found = {name: getattr(item, name, None) for name in names}
     hidden = _PACK_FIELDS if is_pack(item) else ()
-    shown = {str(name): value for name, value in found.items() if value is not None}
+    shown = {n: value for n, value in fields_of(item).items() if value is not None}
     return {n: value for n, value in shown.items() if n not in hidden and n[:2] != "__"}
 
 
@@ -65,7 +62,7 @@ def head_of(item: Any) -> Iterator[str]:
     """Yields the key of a sample, the number of samples of a batch, and how full a pack is."""
     key = item.get("__key__") if isinstance(item, Mapping) else getattr(item, "__key__", None)
     if is_pack(item):
-        yield _dimensions(item.input_ids.shape) + ("" if item.input_ids.ndim > 1 else " tokens")
+        yield shape_text(item.input_ids.shape) + ("" if item.input_ids.ndim > 1 else " tokens")
         key = getattr(item, "__keys__", key)
     if key is not None:
         yield counted(len(key), "sample") if isinstance(key, (list, tuple)) else brief(key)
@@ -97,13 +94,11 @@ def _brief(value: Any, depth: int) -> str:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return size_text(memoryview(value).nbytes, 1)
     if isinstance(value, (torch.Tensor, np.ndarray)):
-        dtype, device = str(value.dtype).removeprefix("torch."), getattr(value, "device", "cpu")
-        where = "" if str(device) == "cpu" else f" on {device}"
-        return f"{_dimensions(value.shape)} {dtype[:_MAX_TEXT]}{where}".strip()
+        return array_text(value)
     if isinstance(value, Lazy):
         return f"{kind}({brief(value.fname, 1)})"
     if hasattr(value, "getbands"):  # Pillow's
-        return f"{_dimensions(value.size[::-1])} {value.mode}"
+        return f"{shape_text(value.size[::-1])} {value.mode}"
     if not isinstance(value, (Mapping, list, tuple, set, frozenset)):
         return kind
     if depth == _MAX_DEPTH or isinstance(value, (set, frozenset)):
@@ -112,7 +107,3 @@ def _brief(value: Any, depth: int) -> str:
     some = [": ".join(brief(e, depth + 1) for e in pair) for pair in islice(pairs, _MAX_ENTRIES)]
     some += [f"and {len(value) - len(some):,} more"] if len(value) > len(some) else []
     return f"{{{', '.join(some)}}}" if isinstance(value, Mapping) else f"[{', '.join(some)}]"
-
-
-def _dimensions(shape: Any) -> str:
-    return " x ".join(f"{size:,}" for size in shape)

@@ -8,7 +8,7 @@ Axes: B rows, L tokens of a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -67,7 +67,7 @@ class Segment:
     number: int
     start: int
     stop: int
-    tokens: tuple[Token, ...] = field(repr=False)
+    tokens: tuple[Token, ...] = field(default=(), repr=False)
     pictures: tuple[int, ...] = ()
     picture_starts: tuple[int, ...] = ()
 
@@ -89,16 +89,12 @@ class Row:
     Attributes:
         length: its tokens, with padding.
         segments: from left to right, without gaps.
+        fill: the share of its tokens that is no padding, in 0..1.
     """
 
     length: int
     segments: tuple[Segment, ...]
-
-    @property
-    def fill(self) -> float:
-        """The share of its tokens that is no padding, in 0..1."""
-        padding = sum(part.stop - part.start for part in self.segments if part.is_padding)
-        return 1 - padding / self.length if self.length else 1.0
+    fill: float
 
 
 @dataclass(frozen=True)
@@ -110,14 +106,12 @@ class BatchView:
         pictures: the images of all samples.
         num_samples: segments that are no padding.
         fill: the share of all tokens that is no padding, in 0..1.
-        has_text: whether tokens are decoded.
     """
 
     rows: tuple[Row, ...]
-    pictures: tuple[Any, ...] = field(default=(), repr=False)
-    num_samples: int = 0
-    fill: float = 1.0
-    has_text: bool = False
+    pictures: tuple[Any, ...] = field(repr=False)
+    num_samples: int
+    fill: float
 
 
 def batch_view(batch: Any, restore_key: RestoreKey = (), encoder: Any = None) -> BatchView:
@@ -131,28 +125,32 @@ def batch_view(batch: Any, restore_key: RestoreKey = (), encoder: Any = None) ->
     """
     rows = _token_rows(batch)
     numbers = [_sample_numbers(own) for own in rows]
-    runs = [_runs(own) for own in numbers]
+    runs = [list(runs_of(own)) for own in numbers]
     num_samples = sum(number > 0 for own in runs for *_, number in own)
-    names = iter(_names(batch, restore_key, num_samples))
-    decode, image_id = _decoder(encoder), _image_token(encoder)
-    pictures = tuple(images_of(batch))
+    names = enumerate(_names(batch, restore_key, num_samples))
+    tokenizer = getattr(encoder, "tokenizer", None)
+    image_id = getattr(encoder, "image_token_id", getattr(tokenizer, "image_token_id", None))
+    decode, pictures = _decoder(tokenizer), tuple(images_of(batch))
     places = _picture_places(batch, len(pictures), len(rows))
-    found, sample = [], 0
+    found = []
     for row, own in enumerate(rows):
         segments = []
         for start, stop, number in runs[row]:
             if number <= 0:
-                segments.append(Segment("", "", -1, start, stop, ()))
+                segments.append(Segment("", "", -1, start, stop))
                 continue
+            sample, (key, source) = next(names)
+            part = {name: column[start:stop] for name, column in own.items()}
             here = tuple(i for i, place in enumerate(places) if place == (row, number))
-            starts = _starts_of(own["ids"], start, stop, image_id, len(here))
-            tokens = _tokens({name: column[start:stop] for name, column in own.items()}, decode)
-            segments.append(Segment(*next(names), sample, start, stop, tokens, here, starts))
-            sample += 1
-        found.append(Row(len(own["ids"]), tuple(segments)))
-    is_real = np.concatenate([own > 0 for own in numbers]) if numbers else np.ones(1)
-    fill = float(is_real.mean()) if is_real.size else 1.0
-    return BatchView(tuple(found), pictures, sample, fill, decode is not None)
+            starts = tuple(start + place for place in _starts_in(part["ids"], image_id, len(here)))
+            tokens = _tokens(part, decode)
+            segments.append(Segment(key, source, sample, start, stop, tokens, here, starts))
+        found.append(Row(len(own["ids"]), tuple(segments), _mean_fill([numbers[row]])))
+    return BatchView(tuple(found), pictures, num_samples, _mean_fill(numbers))
+
+
+def _mean_fill(numbers: Sequence[Int64Array]) -> float:
+    return float((np.concatenate(numbers) > 0).mean()) if numbers else 1.0
 
 
 def _token_rows(batch: Any) -> list[Columns]:
@@ -197,10 +195,10 @@ def _sample_numbers(row: Columns) -> Int64Array:
     return np.where(is_real, np.cumsum(starts), 0)
 
 
-def _runs(numbers: Int64Array) -> list[tuple[int, int, int]]:
-    """Returns (start, stop, number) of the runs of equal numbers."""
-    edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
-    return [(start, stop, int(numbers[start])) for start, stop in pairwise(edges)]
+def runs_of(numbers: Int64Array) -> Iterator[tuple[int, int, int]]:
+    """Yields (start, stop, number) of the runs of equal numbers in a row (L,)."""
+    for start, stop in pairwise([0, *(np.flatnonzero(np.diff(numbers)) + 1), len(numbers)]):
+        yield int(start), int(stop), int(numbers[start])
 
 
 def _names(batch: Any, restore_key: RestoreKey, num_samples: int) -> list[tuple[str, str]]:
@@ -214,19 +212,16 @@ def _names(batch: Any, restore_key: RestoreKey, num_samples: int) -> list[tuple[
     return list(zip(*columns, strict=True))
 
 
-def _tokens(row: Columns, decode: Callable[[int], str] | None) -> tuple[Token, ...]:
-    ids = row["ids"].tolist()
-    nothing: list[Any] = [None] * len(ids)
-    labels = row["labels"].tolist() if "labels" in row else nothing
-    positions = row["position_ids"].tolist() if "position_ids" in row else nothing
+def _tokens(row: Columns, decode: Callable[[int], str]) -> tuple[Token, ...]:
+    nothing = [None] * len(row["ids"])
+    ids, labels, positions = (
+        row[name].tolist() if name in row else nothing for name in ("ids", "labels", "position_ids")
+    )
     weights = row.get("loss_weights", row.get("loss_mask"))
     if weights is None:
         weights = np.array([label not in (None, IGNORED) for label in labels], np.float32)
-    columns = (ids, labels, weights.tolist(), positions)
-    return tuple(
-        Token(token, decode(token) if decode else "", label, float(weight), position)
-        for token, label, weight, position in zip(*columns, strict=True)
-    )
+    texts = map(decode, ids)
+    return tuple(map(Token, ids, texts, labels, weights.astype(np.float64).tolist(), positions))
 
 
 def _picture_places(batch: Any, num_pictures: int, num_rows: int) -> list[tuple[int, int]]:
@@ -237,35 +232,21 @@ def _picture_places(batch: Any, num_pictures: int, num_rows: int) -> list[tuple[
     return [tuple(p) if isinstance(p, list) else (0, p) for p in segments.tolist()]
 
 
-def _starts_of(
-    ids: npt.NDArray[Any], start: int, stop: int, image_id: Any, num_pictures: int
-) -> tuple[int, ...]:
+def _starts_in(ids: npt.NDArray[Any], image_id: Any, num_pictures: int) -> list[int]:
     """Returns where pictures stand: a run of their token for each, or a token for each."""
-    places = (
-        np.flatnonzero(ids[start:stop] == image_id) + start if image_id is not None else ids[:0]
-    )
+    places = np.flatnonzero(ids == image_id) if image_id is not None else ids[:0]
     runs = places[np.diff(places, prepend=-2) > 1]
     found = next((own for own in (runs, places) if len(own) == num_pictures), ids[:0])
-    return tuple(found.tolist())
+    return [int(place) for place in found]
 
 
-def _image_token(encoder: Any) -> Any:
-    tokenizer = getattr(encoder, "tokenizer", None)
-    return getattr(encoder, "image_token_id", getattr(tokenizer, "image_token_id", None))
-
-
-def _decoder(encoder: Any) -> Callable[[int], str] | None:
-    """Returns what writes a token as text; None without a tokenizer that can."""
-    tokenizer = getattr(encoder, "tokenizer", None)
-    decode = getattr(tokenizer, "decode", None)
-    to_tokens = getattr(tokenizer, "convert_ids_to_tokens", None)
-    if decode is None and to_tokens is None:
-        return None
+def _decoder(tokenizer: Any) -> Callable[[int], str]:
+    """Returns what writes a token as text; empty without a tokenizer that can."""
 
     @cache
     def text(token: int) -> str:
         try:
-            return str(decode([token]) if decode else to_tokens([token])[0])  # type: ignore[misc]
+            return str(tokenizer.decode([token]))
         except Exception:  # a tokenizer may know nothing of a token of padding or of an image
             return ""
 

@@ -98,7 +98,7 @@ def _amount_text(sources: Sequence[SourceFacts]) -> str:
 def _stage_text(dataset: AnyDataset) -> str:
     """Describes a stage by its settings and the functions of the user; "" if it has neither."""
     functions = list(filter(None, map(_function_text, dataset.functions)))
-    details, length = _settings(dataset), dataset.pass_length
+    details, length = _settings_texts(dataset), dataset.pass_length
     if length not in [child.pass_length for child in dataset.children]:
         details.append(f"{length:,} items of each rank in a pass")
     if isinstance(dataset, Stage) and not details and (dataset.functions or not dataset.name):
@@ -108,7 +108,7 @@ def _stage_text(dataset: AnyDataset) -> str:
     return f"{title}({', '.join(details)})" if details else title
 
 
-def _settings(dataset: AnyDataset) -> list[str]:
+def _settings_texts(dataset: AnyDataset) -> list[str]:
     found, texts = dataset.own_settings() if isinstance(dataset, Stage) else dataset.config(), []
     for name, value in found.items():
         words = name.removeprefix("batch_").replace("_", " ")

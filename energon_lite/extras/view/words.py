@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 _MAX_SHARES = 4  # of a schedule with more the ends are written
 
@@ -10,6 +11,19 @@ _MAX_SHARES = 4  # of a schedule with more the ends are written
 def counted(count: int, what: str) -> str:
     """Writes a number of things: 1 shard, 2,000 shards."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def array_text(value: Any) -> str:
+    """Writes shape and dtype of a tensor or array, and a device that is not the CPU."""
+    device = str(getattr(value, "device", "cpu"))
+    dtype = str(value.dtype).removeprefix("torch.")
+    where = "" if device == "cpu" else f" on {device}"
+    return f"{shape_text(value.shape)} {dtype[:60]}{where}".strip()
+
+
+def shape_text(shape: Iterable[int]) -> str:
+    """Writes a shape: 3 x 1,024."""
+    return " x ".join(f"{size:,}" for size in shape)
 
 
 def size_text(size: float, digits: int = 2) -> str:
@@ -24,6 +38,11 @@ def size_text(size: float, digits: int = 2) -> str:
             return f"{size:,.0f} {unit}" if unit == "B" else f"{size:.{digits}f} {unit}"
         size /= 1024
     return f"{size:.{digits}f} TiB"
+
+
+def error_text(error: Exception) -> str:
+    """Writes an error with its notes, a line each."""
+    return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
 
 
 def share_text(shares: Sequence[float], places: Sequence[float]) -> str:

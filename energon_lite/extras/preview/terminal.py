@@ -6,24 +6,19 @@ import io
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import islice
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from rich.color import Color
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from energon_lite.core.topology import WorkerConfig
-from energon_lite.decoding.sample_decoder import SampleDecoder
+from energon_lite.extras.preview.browse import Query, SplitBrowser
 from energon_lite.extras.view.fields import FieldView, fields_of, short_text, turns_of, view_of
 from energon_lite.extras.view.media_bytes import picture_bytes
-from energon_lite.metadataset.build import build_training, build_validation
-from energon_lite.metadataset.nodes import Blend, Leaf, walk
-from energon_lite.metadataset.open import LeafOpener, open_node
+from energon_lite.extras.view.words import error_text
 
 _COLUMNS, _ROWS = 60, 16  # of a picture, at most
 _SHADES = " .:-=+*#%@"
@@ -38,30 +33,29 @@ def sample_texts(
     """Yields the samples of a split as text: their fields, with types and values.
 
     Pictures are drawn in colours where the output is a terminal that has colours, else in ASCII.
-    Samples of a blend come in the order of a run, as many as its sources have. They are decoded,
-    but no task encoder or cooker runs.
+    Samples of a blend come in the order of a run, as many as its sources have. No task encoder or
+    cooker runs. In place of a sample that cannot be read stands its error.
 
     Args:
         path: a prepared folder, a file of samples or a metadataset.
         split_part: the split.
         dataset_config: file name in `.nv-meta`, by default `dataset.yaml`.
-        trust: whether code that the dataset names may be run.
+        trust: whether code that the dataset names may be run; see `SplitBrowser`.
 
     Raises:
         FileNotFoundError: The path does not exist.
         DatasetFormatError: It is not valid, or has no such split.
     """
-    node = open_node(path, split_part, {"dataset_config": dataset_config} if dataset_config else {})
-    is_by_tokens = any(isinstance(one, Blend) and one.unit == "tokens" for one in walk(node))
-    is_blend = not isinstance(node, Leaf) and not is_by_tokens  # tokens need an encoder
-    opener = LeafOpener(
-        node=node, decoder=SampleDecoder(), settings={"trust": trust}, training=is_blend,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-    )  # fmt: skip
-    make = build_training(opener, repeat=True) if is_blend else build_validation(node, opener)
-    colours = Console().color_system
-    for sample in islice(make, sum(map(len, opener.factories))):
-        yield sample_text(sample, colours)
+    settings: Any = {"dataset_config": dataset_config} if dataset_config else {}
+    browser = SplitBrowser(path, split_part, trust=trust, **settings)
+    is_blend = len(browser.sources) > 1 and not browser.run_error
+    query, colours = Query("run" if is_blend else "files"), Console().color_system
+    for position in range(browser.num_samples):
+        try:
+            text = sample_text(browser.at(query, position), colours)
+        except Exception as error:
+            text = _printable(error_text(error))
+        yield text
 
 
 def sample_text(sample: Any, colours: Any = None) -> str:
@@ -97,8 +91,6 @@ def _field_lines(view: FieldView, indent: str, has_colours: bool) -> Iterator[Te
 
 def _value_text(view: FieldView) -> str:
     value = view.value
-    if isinstance(value, torch.Tensor):
-        return f"shape {tuple(value.shape)}, {value.dtype}"
     if view.kind in ("text", "number"):
         text = repr(value)
         return (
