@@ -95,6 +95,7 @@ def test_minimal_example_prints_batches(run_here: Callable[..., str], tmp_path: 
         ("blending", "draw_blend.py", 150_000),
         ("packing", "draw_packing.py", 50_000),
         ("resume", "draw_resume.py", 20_000),
+        ("speed", "draw_speed.py", 10_000),
     ],
 )
 def test_picture_is_what_the_example_draws(

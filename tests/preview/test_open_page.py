@@ -78,3 +78,4 @@ def test_the_page_is_served_to_this_machine_until_it_is_interrupted(tmp_path):
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(30) in (0, 130)
+        process.stdout.close()
