@@ -93,6 +93,10 @@ def test_other_hosts_and_origins_are_refused(site, headers, status):
     site.get("browse", status, headers=headers)
 
 
+def test_charts_of_more_steps_than_can_be_predicted_are_refused(site):
+    assert "up to 1,000,000 steps" in site.get("charts", 404, steps=10**12).text
+
+
 def test_nothing_can_be_changed(site):
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
         assert site.client.request(method, f"/{TOKEN}/browse").status_code == 405

@@ -9,39 +9,23 @@ import pytest
 import torch
 
 from energon_lite import (
-    DefaultTaskEncoder,
     PackedBatch,
     Packing,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
     pack_samples,
-    stateless,
 )
 from energon_lite.extras.view.segments import batch_view
 
 from ..helpers import text_set
+from ..preview.sets import PackedBytes
 
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=2)
-TOKENIZER = SimpleNamespace(decode=lambda ids: bytes(ids).decode("latin-1"))
-
-
-class BytesEncoder(DefaultTaskEncoder):
-    """Each byte is a token."""
-
-    tokenizer = TOKENIZER
-
-    @stateless
-    def encode_sample(self, sample):
-        tokens = torch.tensor(list(sample.text.encode()))
-        return {"__key__": sample.__key__, "input_ids": tokens}
-
-    def sample_length(self, sample):
-        return len(sample["input_ids"])
 
 
 def first_batch(root, **packing):
-    encoder = BytesEncoder()
+    encoder = PackedBytes()
     encoder.packing = Packing(capacity=50, **packing)
     dataset = get_train_dataset(root, batch_size=2, task_encoder=encoder, worker_config=CONFIG)
     return next(iter(get_savable_loader(dataset)))
@@ -62,7 +46,7 @@ def rebuilt(view, name):
 @pytest.mark.parametrize("settings", [{}, {"align": 8}, {"layout": "thd"}, {"loss": "sample"}])
 def test_packs_are_shown_as_they_are(tmp_path, settings):
     batch = first_batch(text_set(tmp_path, 60), **settings)
-    view = batch_view(batch, encoder=BytesEncoder())
+    view = batch_view(batch, encoder=PackedBytes())
     assert len(view.rows) == len(batch.input_ids)
     assert view.num_samples == len(batch.__key__) > 4
     assert view.fill == pytest.approx(batch.efficiency)

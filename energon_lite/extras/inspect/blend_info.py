@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from energon_lite.core.errors import DatasetFormatError
+from energon_lite.extras.lengths.length_index import DEFAULT_NAME
 from energon_lite.formats.known import format_of
 from energon_lite.formats.length_files import read_facts, read_lengths
 from energon_lite.formats.nvmeta import SplitFile, read_info
@@ -17,8 +18,6 @@ from energon_lite.metadataset.nodes import Blend, Leaf, Member, Node, Repetition
 from energon_lite.metadataset.read import read_metadataset, split_names
 from energon_lite.order.schedules import Weights
 from energon_lite.storage.local_paths import local_path
-
-LENGTHS_NAME = "default"  # of an index that no blend names
 
 
 def metadataset_info(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -41,7 +40,7 @@ def metadataset_info(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _split_rows(root: Node) -> list[dict[str, Any]]:
     blends = [node for node in walk(root) if isinstance(node, Blend)]
-    index = next((node.lengths for node in blends if node.lengths), LENGTHS_NAME)
+    index = next((node.lengths for node in blends if node.lengths), DEFAULT_NAME)
     unit = "tokens" if any(node.unit == "tokens" for node in blends) else "samples"
     rows = [[_source(folder, index) for folder in leaf.folders] for leaf in leaves(root)]
     # Of a join, the first dataset has the samples.

@@ -57,11 +57,9 @@ def sizes(browser: SplitBrowser, limit_sec: float) -> tuple[int, dict[str, list[
     found: dict[str, list[int]] = {}
     spread = np.unique(np.linspace(0, (stop or 1) - 1, _NUM_SAMPLES, dtype=np.int64))
     # Shuffled, those that were read when the time is over are spread, too.
-    number = 0
-    for position in np.random.default_rng(0).permutation(spread).tolist():
-        number += 1
+    for number, position in enumerate(np.random.default_rng(0).permutation(spread), 1):  # noqa: B007
         with suppress(Exception):  # a broken sample has no sizes
-            for _, view in walked(field_views(browser.at(Query(), position))):
+            for _, view in walked(field_views(browser.at(Query(), int(position)))):
                 if view.kind == "text":
                     found.setdefault(f"{view.name}: characters", []).append(len(view.value))
                 elif view.kind == "picture":

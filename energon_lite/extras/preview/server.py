@@ -32,7 +32,7 @@ from energon_lite.extras.view.segments import BatchView, Token, batch_view
 from energon_lite.extras.view.words import error_text
 
 _HERE = Path(__file__).parent
-_CARDS, _LIMIT_SEC = 24, 1.5
+_CARDS, _LIMIT_SEC, _MAX_STEPS = 24, 1.5, 1_000_000
 _SELECTION = ("split", "order", "source", "q")  # kept in the links of a page
 _OF_ORDER = (
     "trust", "num_streams", "batch_size", "shuffle_buffer_size", "max_samples_per_sequence",
@@ -224,6 +224,8 @@ class Pages:
     def _charts(self, request: Request) -> Response:
         split, browser, _ = self._asked(request)
         steps = max(1, _whole_number(request, "steps", 1000))
+        if steps > _MAX_STEPS:
+            raise ValueError(f"steps={steps:,}: the charts are of up to {_MAX_STEPS:,} steps")
         forecast = _or_error(lambda: plan(self._path, steps=steps, split_part=split, **self._order))
         return self._html(
             request, "charts", steps=steps, forecast=forecast,

@@ -109,8 +109,8 @@ class SlotReader:
                 end = monotonic() + _LIMIT_SEC
                 while run.num_returned < number:
                     run.skip(1)
-                    places[run.num_returned] = run.snapshot()
                     if monotonic() > end and run.num_returned < number:
+                        places[run.num_returned] = run.snapshot()
                         raise TimeoutError(
                             f"Batch {number:,} of stream {index} needs those before it, up to "
                             f"{run.num_returned:,} so far. Load the page again to continue"

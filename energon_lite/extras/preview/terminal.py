@@ -54,7 +54,7 @@ def sample_texts(
         try:
             text = sample_text(browser.at(query, position), colours)
         except Exception as error:
-            text = _printable(error_text(error))
+            text = "\n".join(map(_printable, error_text(error).splitlines()))
         yield text
 
 

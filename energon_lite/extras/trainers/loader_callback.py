@@ -81,8 +81,8 @@ class LoaderCallback:
         if step % max(1, trainer.log_every_n_steps) == 0 and step != self._last_step:
             self._last_step = step
             figures = self._figures(trainer.train_dataloader, step)
-            for logger in trainer.loggers:
-                logger.log_metrics(figures, step=step)
+            for own in trainer.loggers:
+                own.log_metrics(figures, step=step)
 
     # transformers
 
