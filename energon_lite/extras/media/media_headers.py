@@ -139,7 +139,7 @@ def _type_by_content(head: bytes) -> MediaMetadataType | None:
         return MediaMetadataType.IMAGE
     # A frame of mp3 or aac: eleven set bits, a layer and a bit rate that exist.
     is_frame = head[:1] == b"\xff" and len(head) > 2 and head[1] & 0xF0 == 0xF0 != head[2] & 0xF0
-    # Of other brands than part_formats knows, and of Ogg, only PyAV can tell.
+    # Brands that `is_av` does not know, and Ogg: PyAV finds out what is in them.
     is_other = head[4:8] == b"ftyp" or head.startswith(b"OggS")
     return MediaMetadataType.AV if is_av(head) or is_frame or is_other else None
 

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class RawFolder(CrudeWebdataset):
-    """A folder as the parts of its samples, without what its `dataset.yaml` says of them."""
+    """A folder as the parts of its samples, whatever its `dataset.yaml` makes of them."""
 
 
 class RawOpener(LeafOpener):
