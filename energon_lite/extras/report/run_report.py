@@ -63,7 +63,8 @@ class Report:
         unit: what shares are of, "samples" or "tokens".
         num_workers: loader workers of each rank.
         sec: seconds of the run that were measured.
-        counts: of all ranks in this time; since the run began, where no time was measured.
+        counts: of all ranks in this time; since the run began, where no time was measured. A batch
+            of several sources counts for each of them.
         sources: counts of each source since the run began, with `size`, `epochs`, and shares
             `asked` and `given`.
         intervals: the run in up to 25 parts.
