@@ -17,7 +17,7 @@ from typer import Argument, Option
 
 from energon_lite.extras.cli import options
 from energon_lite.extras.cli.command_examples import EXAMPLES
-from energon_lite.extras.cli.options import errors_as_text, late, print_report
+from energon_lite.extras.cli.options import bar_of, errors_as_text, late, print_report
 
 _ENERGON_SHUFFLE_SEED = 42  # of Energon's --shuffle-tars
 _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -128,7 +128,7 @@ def prepare_media(
     """Stores size, length and format of images, videos and recordings, without decoding them."""
     del tmp_path
     media_filter = _media_filter(by_glob, by_header, by_extension)
-    with errors_as_text(), late("extras.cli.progress.progress_bar")(progress) as bar:
+    with errors_as_text(), bar_of(progress, as_json) as bar:
         report = late("extras.prepare.prepare_media.prepare_media")(
             path, media_filter, num_workers=num_workers, progress=_indexing(bar, "files")
         )
@@ -162,7 +162,7 @@ def _prepare(
             request = late("extras.cli.wizard.complete")(
                 root, request, answers, needs_config, non_interactive
             )
-        with late("extras.cli.progress.progress_bar")(progress) as bar:
+        with bar_of(progress, as_json) as bar:
             report = late("extras.prepare.run.prepare_as")(
                 path, request._replace(progress=_indexing(bar))
             )
@@ -254,7 +254,7 @@ def lint(
     with errors_as_text(), ExitStack() as stack:
         stack.callback(logger.setLevel, logger.level)
         logger.setLevel(logging.ERROR)  # the report has the warnings
-        bar = stack.enter_context(late("extras.cli.progress.progress_bar")(progress))
+        bar = stack.enter_context(bar_of(progress, as_json))
         report = late("extras.inspect.lint.lint_dataset")(
             path, split_parts=split_parts.split(",") if split_parts else None,
             split_config=split_config, dataset_config=dataset_config,
@@ -340,7 +340,7 @@ def lengths(
     progress: bool | None = options.PROGRESS,
 ) -> None:
     """Stores the length of every sample, for blends by tokens; continues after an interruption."""
-    with errors_as_text(), late("extras.cli.progress.progress_bar")(progress) as bar:
+    with errors_as_text(), bar_of(progress, as_json) as bar:
         reports = late("extras.lengths.length_index.measure_lengths")(
             path, _encoder(encoder), name=name, meta_dir=meta_dir,
             split_parts=split_parts.split(",") if split_parts else None,
@@ -378,7 +378,7 @@ def _encoder(text: str) -> Any:
 @app.command()
 def plan(
     path: Path = options.DATA_PATH,
-    steps: int = Option(min=1, help="Optimizer steps of the run."),
+    steps: int = Option(min=1, max=10**12, help="Optimizer steps of the run."),
     split_part: str = options.SPLIT_PART,
     batch_size: int = Option(1, min=1, help="Samples of a rank in a step."),
     world_size: int = Option(1, min=1, help="Data-parallel ranks."),
@@ -395,9 +395,10 @@ def plan(
     repeat: bool = Option(True, help="Whether epoch follows epoch for ever."),
     trust: bool | None = options.TRUST,
     as_json: bool = options.AS_JSON,
+    progress: bool | None = options.PROGRESS,
 ) -> None:
     """Predicts what a training run will read: samples, epochs and bytes of each source."""
-    with errors_as_text():
+    with errors_as_text(), bar_of(progress, as_json) as bar:
         packing = None
         if capacity is not None:
             make = late("batching.rules.Packing")
@@ -405,6 +406,7 @@ def plan(
         report = late("extras.inspect.forecast.plan")(
             path, steps=steps, split_part=split_part, batch_size=batch_size, repeat=repeat,
             world_size=world_size, num_streams=num_streams, trust=trust, packing=packing,
+            progress=bar,
         )  # fmt: skip
     print_report(report, "plan_text", as_json)
 
@@ -424,13 +426,14 @@ def balance(
     split_part: str = options.SPLIT_PART,
     trust: bool | None = options.TRUST,
     as_json: bool = options.AS_JSON,
+    progress: bool | None = options.PROGRESS,
 ) -> None:
     """Compares padded batches and orders of packs: padding, imbalance of ranks, idle time."""
-    with errors_as_text():
+    with errors_as_text(), bar_of(progress, as_json) as bar:
         cost = late("balance.CostModel")(token, token_squared)
         report = late("extras.inspect.forecast.balance_report")(
             path, lengths=lengths, capacity=capacity, ranks=ranks, steps=steps, window=window,
-            split_part=split_part, cost=cost, trust=trust,
+            split_part=split_part, cost=cost, trust=trust, progress=bar,
         )  # fmt: skip
     print_report(report, "balance_text", as_json)
 
@@ -468,7 +471,7 @@ def bench(
     with errors_as_text():
         if output is not None:
             late("extras.report.report_page.plotly_source")()  # before a minute of work
-        with late("extras.cli.progress.progress_bar")(progress) as bar:
+        with bar_of(progress, as_json) as bar:
             found = late("extras.report.dry_run.dry_run")(
                 path, _encoder(encoder) if encoder else None, batch_size=batch_size,
                 num_workers=num_workers, seconds=seconds, step_sec=step_sec,
@@ -496,11 +499,12 @@ def checkpoint_info(
         metavar="FILES", help="States in JSON or torch files, or folders of a trainer."
     ),
     as_json: bool = options.AS_JSON,
+    progress: bool | None = options.PROGRESS,
 ) -> None:
     """Describes saved states: their ranks and streams, and how far each of them is."""
-    with errors_as_text():
-        report = late("extras.inspect.checkpoints.checkpoint_info")(files)
-    print_report(report, "checkpoint_text", as_json)
+    with errors_as_text(), bar_of(progress, as_json) as bar:
+        report = late("extras.inspect.checkpoints.checkpoint_info")(files, bar)
+    print_report(report, "extras.inspect.checkpoints.checkpoint_lines", as_json)
 
 
 @checkpoint_app.command("diff")

@@ -32,7 +32,7 @@ TRUST = Option(
 )
 AS_JSON = Option(False, "--json", help="Print the report as JSON.")
 HTML = Option(None, "--output", "-o", help="Write the report as an HTML file; extra [report].")
-PROGRESS = Option(None, help="By default on if stderr is a terminal.")
+PROGRESS = Option(None, help="By default on if stderr is a terminal, and off with --json.")
 _PROCESSES = "Processes; by default one per core, at most 16."
 NUM_WORKERS = Option(None, min=0, help=_PROCESSES)
 PARALLEL = Option(None, "--num-workers", "--parallel", min=0, help=_PROCESSES)
@@ -71,6 +71,11 @@ def late(name: str) -> Any:
 def is_metadataset(path: PurePath) -> bool:
     """Returns whether a path is that of a metadataset, without importing what reads it."""
     return path.suffix in (".yaml", ".yml") and not late("storage.files.is_folder")(path)
+
+
+def bar_of(wanted: bool | None, as_json: bool) -> Any:
+    """Returns a context with what draws a progress bar; None with --json, if nobody asks for it."""
+    return late("extras.cli.progress.progress_bar")(False if wanted is None and as_json else wanted)
 
 
 def print_report(report: Any, text: str, as_json: bool) -> None:
