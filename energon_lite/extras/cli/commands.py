@@ -153,7 +153,13 @@ def _prepare(
         if options.is_metadataset(path):
             workers = request.num_workers
             found = late("extras.energon.energon_api.prepare_metadataset")(path, workers)
-            typer.echo("\n".join(late("extras.inspect.text.joins_text")(path, found)))
+            lines = late("extras.inspect.text.joins_text")(path, found)
+            if (
+                as_json
+            ):  # by the file of a join: how its samples match, or null for one that was there
+                joins = {str(file): own and {**vars(own), "path": str(file)} for file, own in found}
+                lines = [json.dumps({"path": str(path), "joins": joins}, indent=2)]
+            typer.echo("\n".join(lines))
             return
         is_file = late("formats.known.format_of")(path).only_part is not None
         if not (request.tar_index_only or is_file):
@@ -450,6 +456,7 @@ def report(
 ) -> None:
     """Reports what a run did: shares, epochs, rates, skips, its bottleneck and what to change."""
     with errors_as_text():
+        _check_page(output)
         _show_report(late("extras.report.run_report.run_report")(files), output, as_json)
 
 
@@ -469,8 +476,7 @@ def bench(
 ) -> None:
     """Runs a pipeline without a model: what its parts take, and how many workers would do."""
     with errors_as_text():
-        if output is not None:
-            late("extras.report.report_page.plotly_source")()  # before a minute of work
+        _check_page(output)
         with bar_of(progress, as_json) as bar:
             found = late("extras.report.dry_run.dry_run")(
                 path, _encoder(encoder) if encoder else None, batch_size=batch_size,
@@ -478,6 +484,16 @@ def bench(
                 split_part=split_part, trust=trust, progress=bar,
             )  # fmt: skip
         _show_report(found, output, as_json)
+
+
+def _check_page(output: Path | None) -> None:
+    """Refuses, before minutes of work, a page that cannot be written."""
+    if output is None:
+        return
+    if output.is_dir() or not output.parent.is_dir():
+        problem = "is a folder" if output.is_dir() else "is in no folder; make the folder first"
+        raise typer.BadParameter(f"{output} {problem}", param_hint="--output")
+    late("extras.report.report_page.plotly_source")()
 
 
 def _show_report(report: Any, output: Path | None, as_json: bool) -> None:
@@ -512,10 +528,11 @@ def checkpoint_diff(
     first: Path = Argument(metavar="A", help="A state, or a folder of a trainer."),
     second: Path = Argument(metavar="B", help="Another one."),
     as_json: bool = options.AS_JSON,
+    progress: bool | None = options.PROGRESS,
 ) -> None:
     """Reports which settings, places and counts of two states differ; exit code 1 if any does."""
-    with errors_as_text():
-        report = late("extras.inspect.checkpoints.checkpoint_diff")(first, second)
+    with errors_as_text(), bar_of(progress, as_json) as bar:
+        report = late("extras.inspect.checkpoints.checkpoint_diff")(first, second, bar)
     print_report(report, "diff_text", as_json)
     raise typer.Exit(int(any(report[name] for name in ("settings", "places", "counts"))))
 
@@ -543,8 +560,9 @@ def mount(
 
 
 @app.command()
-def schema() -> None:
+def schema(as_json: bool = Option(True, "--json", help="It always is.")) -> None:
     """Prints the JSON Schema of metadataset files, for editors."""
+    del as_json
     typer.echo(json.dumps(late("extras.inspect.schema.metadataset_schema")(), indent=2))
 
 

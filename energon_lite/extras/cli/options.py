@@ -97,7 +97,10 @@ def errors_as_text() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, RuntimeError, late("core.errors.SampleException")) as error:
-        for text in (f"Error: {error}", *(f"  {n}" for n in getattr(error, "__notes__", ()))):
+        what = error
+        if isinstance(error, OSError) and error.filename and error.strerror:
+            what = f"{error.filename}: {error.strerror}"  # without the number
+        for text in (f"Error: {what}", *(f"  {n}" for n in getattr(error, "__notes__", ()))):
             # Names in a dataset may hold what a terminal obeys, or what cannot be printed.
             shown = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
             typer.echo(shown, err=True)

@@ -9,6 +9,7 @@ import io
 import json
 import pickle
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -105,23 +106,23 @@ def checkpoint_info(paths: Sequence[Path], progress: Progress = None) -> dict[st
     states.sort(key=lambda state: state["rank"])
     worlds = sorted({state["world_size"] for state in states})
     streams = sorted({state["num_streams"] for state in states})
-    warnings = [f"rank {s['rank']} ({s['file']}): {s['problem']}" for s in states if s["problem"]]
+    notes = [f"rank {s['rank']} ({s['file']}): {s['problem']}" for s in states if s["problem"]]
     if len(worlds) > 1 or len(streams) > 1:
-        warnings.append(f"states of different runs: {worlds} ranks, {streams} streams")
+        notes.append(f"states of different runs: {worlds} ranks, {streams} streams")
     missing = sorted(set(range(worlds[0])) - {state["rank"] for state in states})
     if missing:
-        warnings.append(
+        notes.append(
             f"no state of rank {', '.join(map(str, missing))}: those of all {worlds[0]} ranks are "
             "needed to resume on another number of ranks"
         )
-    warnings += (f"not read: {text}" for one in described for text in one.unread)
+    notes += (f"not read: {text}" for one in described for text in one.unread)
     return {
         "path": ", ".join(str(one.path) for one in described),
         "files": len({file for one in described for file in one.files}),
         "world_size": worlds[0],
         "num_streams": streams[0],
         "states": states,
-        "warnings": warnings,
+        "warnings": notes,
         "others": [_short(one) for _, *others in found for one in others],
     }
 
@@ -143,7 +144,7 @@ def checkpoint_lines(report: Mapping[str, Any]) -> Iterator[str]:
     for one in others:
         place = "damaged"
         if one["pass"] is not None:
-            place = f"pass {one['pass']}, batches of all ranks: {one['slots']:,}"
+            place = f"pass {one['pass']}, {one['slots']:,} batches of all ranks"
         yield f"  {one['path']}: {place}, {counted(one['ranks'], 'state')}"
 
 
@@ -237,15 +238,18 @@ def _content(path: Path) -> Any:
                 "samples; these have no counterpart here. Train to the end of an epoch with "
                 "Energon, or start the data from the beginning (docs/migrating.md)"
             ) from None
-        first = str(error).split("\n")[0]
+        # The first sentence: others of torch say how to load what runs code.
+        first = re.split(r"[.\n]", str(error), maxsplit=1)[0] if raw else "the file is empty"
         raise StateError(
             f"{path}: neither JSON nor a torch file of plain values ({first:.200}). Nothing else "
-            "is unpickled. Is the file cut? Else save the state with json.dump"
+            "is unpickled. If the file is cut, use another copy; else save the state with json.dump"
         ) from None
 
 
 def _plain_values(file: Path | io.BytesIO, is_archive: bool = False) -> Any:
-    return torch.load(file, map_location="cpu", weights_only=True, mmap=is_archive)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of pickles that others wrote
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=is_archive)
 
 
 def _archives_with_states(raw: bytes | memoryview) -> Iterator[io.BytesIO]:
@@ -305,12 +309,13 @@ def states_at(paths: Sequence[Path]) -> list[dict[str, Any]]:
     return [state for path in paths for state in checkpoints_at(path)[0].states]
 
 
-def checkpoint_diff(first: Path, second: Path) -> dict[str, Any]:
+def checkpoint_diff(first: Path, second: Path, progress: Progress = None) -> dict[str, Any]:
     """Compares two checkpoints; the times that were measured are left aside.
 
     Args:
         first: a file or folder with the states of a run, here A.
         second: another one, here B.
+        progress: called with what is done, and how many files are searched, of how many.
 
     Returns:
         `a` and `b` (the paths), `settings` (texts), `places` and `counts`, which list what differs
@@ -320,7 +325,9 @@ def checkpoint_diff(first: Path, second: Path) -> dict[str, Any]:
         FileNotFoundError: There is no such file.
         StateError: One holds no state, an invalid one, or states of several runs.
     """
-    (old_config, *old), (new_config, *new) = map(_run_contents, (first, second))
+    (old_config, *old), (new_config, *new) = (
+        _run_contents(path, progress) for path in (first, second)
+    )
     found = Comparison(old_config, new_config)
     settings = [*found.edits, *found.forms, *found.others]
     for phrase, words in _WORDS.items():
@@ -338,12 +345,12 @@ def checkpoint_diff(first: Path, second: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _run_contents(path: Path) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+def _run_contents(path: Path, progress: Progress) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Returns the configuration of a run, the places of its streams, and its counts."""
     states: dict[Any, dict[str, Any]] = {}
     counts: dict[str, Any] = {}
     streams: dict[str, Any] = {}
-    one, *others = checkpoints_at(path)
+    one, *others = checkpoints_at(path, progress)
     if others:
         raise StateError(
             f"{path}: has several states of rank {one.states[0].get('rank')}, in "
