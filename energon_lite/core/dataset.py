@@ -360,11 +360,10 @@ class SavableDataset(Described, IterableDataset[T_co], ABC):
             RuntimeError: Several worker processes of a `torch.utils.data.DataLoader` do so, or one
                 makes batches of batches.
         """
-        worker = get_worker_info()
+        # Of a DataLoader with a batch_size, the object that makes its batches iterates.
+        worker, caller = get_worker_info(), sys._getframe(1).f_locals.get("self")
         if worker is not None and worker.dataset is self and worker.num_workers > 1:
             self._refuse_loader(worker.num_workers)
-        # Of a DataLoader with a batch_size, the object that makes its batches iterates.
-        caller = sys._getframe(1).f_locals.get("self")
         return _WholePass(self, getattr(caller, "auto_collation", False))
 
 
