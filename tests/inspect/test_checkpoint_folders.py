@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -98,12 +97,11 @@ def test_the_furthest_checkpoint_is_described_and_the_others_are_listed(
     assert checkpoint_diff(paths[15], paths[5])["counts"] != []
 
 
-def test_of_equally_far_checkpoints_the_newer_file_comes_first(states, tmp_path) -> None:
-    for step, age in ((1, 100), (2, 0)):
-        own = hugging_face(tmp_path, step, [{**states[5][0], "checksum": str(step)}, states[5][1]])
-        seconds = (own / "loader_state.json").stat().st_mtime - age
-        os.utime(own / "loader_state.json", (seconds, seconds))
-    assert [one.path.name for one in checkpoints_at(tmp_path)] == ["checkpoint-2", "checkpoint-1"]
+def test_of_equally_far_checkpoints_the_higher_number_comes_first(states, tmp_path) -> None:
+    for step in (9, 10, 8):
+        hugging_face(tmp_path, step, [{**states[5][0], "checksum": str(step)}, states[5][1]])
+    found = [one.path.name for one in checkpoints_at(tmp_path)]
+    assert found == ["checkpoint-10", "checkpoint-9", "checkpoint-8"]
 
 
 def test_a_damaged_file_in_a_folder_is_named_and_the_others_are_read(states, tmp_path) -> None:

@@ -490,8 +490,9 @@ def _check_page(output: Path | None) -> None:
     """Refuses, before minutes of work, a page that cannot be written."""
     if output is None:
         return
-    if output.is_dir() or not output.parent.is_dir():
-        problem = "is a folder" if output.is_dir() else "is in no folder; make the folder first"
+    is_folder = late("storage.files.is_folder")
+    if is_folder(output) or not is_folder(output.parent):
+        problem = "is a folder" if is_folder(output) else "is in no folder; make the folder first"
         raise typer.BadParameter(f"{output} {problem}", param_hint="--output")
     late("extras.report.report_page.plotly_source")()
 

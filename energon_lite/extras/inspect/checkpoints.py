@@ -69,7 +69,7 @@ class Checkpoint(NamedTuple):
 
     @property
     def place(self) -> tuple[int, ...]:
-        """How far the run is: its pass, and slots of the pass; nothing if a state is damaged."""
+        """How far the run is: its pass, and slots of the pass; nothing if a state is corrupt."""
         names = ("pass", "base", "count", "world_size")
         rows: list[list[Any]] = [[state.get(name) for name in names] for state in self.states]
         if not all(type(value) is int for row in rows for value in row):
@@ -142,7 +142,7 @@ def checkpoint_lines(report: Mapping[str, Any]) -> Iterator[str]:
     if others:
         yield "\nOther checkpoints:"
     for one in others:
-        place = "damaged"
+        place = "corrupt"
         if one["pass"] is not None:
             place = f"pass {one['pass']}, {one['slots']:,} batches of all ranks"
         yield f"  {one['path']}: {place}, {counted(one['ranks'], 'state')}"
@@ -189,10 +189,13 @@ def checkpoints_at(path: Path, progress: Progress = None) -> list[Checkpoint]:
         Checkpoint(own, [file for file, _ in group], [state for _, state in group], unread)
         for own, group in _grouped(path, found)
     ]
-    modified = {file: file.stat().st_mtime for file, _ in found}
-    return sorted(
-        groups, key=lambda g: (g.place, max(modified[file] for file in g.files)), reverse=True
-    )
+    return sorted(groups, key=lambda one: (one.place, _by_number(one.path)), reverse=True)
+
+
+def _by_number(path: Path) -> list[tuple[int, str]]:
+    """Returns what sorts step-9 before step-10."""
+    parts = re.findall(r"(\d+)|(\D+)", str(path))
+    return [(int(number or 0), text) for number, text in parts]
 
 
 def _grouped(
