@@ -74,7 +74,7 @@ def is_metadataset(path: PurePath) -> bool:
 
 
 def bar_of(wanted: bool | None, as_json: bool) -> Any:
-    """Returns a context with what draws a progress bar; None with --json, unless it was asked for."""
+    """Returns a context with what draws a bar; with --json only where it was asked for."""
     return late("extras.cli.progress.progress_bar")(False if wanted is None and as_json else wanted)
 
 
