@@ -166,11 +166,12 @@ def checkpoints_at(path: Path, progress: Progress = None) -> list[Checkpoint]:
     if not files.is_folder(path):
         states = _states_in(path)
         return [Checkpoint(path, [path] * len(states), states, [])]
-    names = [path / name for name in sorted(files_below(path)) if not name.endswith(_NO_STATES)]
+    names = [path / name for name in sorted(files_below(path))]
     found, unread = [], list[str]()
     for number, file in enumerate(names, 1):
         # Checkpoints are larger than memory, and mapped.
-        if files.is_file(file) and re.search(_MARK, raw := files.map_file(file)):
+        may_have = file.suffix not in _NO_STATES and files.is_file(file)
+        if may_have and re.search(_MARK, raw := files.map_file(file)):
             try:
                 found += [(file, state) for state in _states_in(file)]
             except StateError as error:
