@@ -69,7 +69,7 @@ class Stream:
 
     def part(self, mean: float) -> int:
         """Returns its part where all streams, of about `mean` each, are rounded up together."""
-        mean -= 1e-6
+        mean *= 1 - 1e-12  # what floats are off makes no item more
         return ceil((self.index + 1) * mean) - ceil(self.index * mean)
 
 
