@@ -74,10 +74,9 @@ def test_the_format_is_one_file_of_at_most_60_lines() -> None:
 
 def test_its_samples_obey_the_laws(tmp_path) -> None:
     path = records(tmp_path / "a.rec", broken=(4, 17))
-    for options in ({}, {"training": False}, {"subset": (3, 20)}, {"shuffle_over_epochs": -1}):
+    for options in ({"training": False}, {"subset": (3, 20)}):
         factory = load_factory(path, **{"worker_config": ONE, **options})
-        repeat = options.get("shuffle_over_epochs") == -1
-        check_dataset(factory.build(repeat=repeat, shuffle_buffer_size=5))
+        check_dataset(factory.build(shuffle_buffer_size=5))
 
 
 def test_it_trains_beside_tars_in_a_metadataset(tmp_path) -> None:
@@ -89,26 +88,16 @@ def test_it_trains_beside_tars_in_a_metadataset(tmp_path) -> None:
     assert abs(of_tars - 20) <= 5  # by the weights
 
 
-@pytest.mark.parametrize("sizes", [(1, 2), (2, 3), (3, 1)])
-def test_a_run_resumes_on_other_ranks(tmp_path, sizes) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "workers"),
+    [((2, 3), (0, 0)), pytest.param((1, 1), (2, 1), marks=pytest.mark.processes)],
+)
+def test_a_run_resumes_on_other_ranks_and_workers(tmp_path, ranks, workers) -> None:
     make = making(blended(tmp_path))
     whole = Ranks(make, 1, num_streams=6).steps(24)
-    first = Ranks(make, sizes[0], num_streams=6)
-    found = first.steps(12 // sizes[0])
-    found |= Ranks(make, sizes[1], states=first.save()).steps(12 // sizes[1])
-    assert len(found) == 24
-    assert {slot: batch.text for slot, batch in found.items()} == {
-        slot: batch.text for slot, batch in whole.items()
-    }
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_run_resumes_on_other_numbers_of_workers(tmp_path, method) -> None:
-    make = making(blended(tmp_path))
-    whole = Ranks(make, 1, num_streams=4).steps(12)
-    first = Ranks(make, 1, 2, num_streams=4, start_method=method)
-    found = first.steps(6)
-    found |= Ranks(make, 1, 1, start_method=method, states=first.save()).steps(6)
+    first = Ranks(make, ranks[0], workers[0], num_streams=6, start_method="fork")
+    found = first.steps(12 // ranks[0])
+    found |= Ranks(make, ranks[1], workers[1], states=first.save()).steps(12 // ranks[1])
     assert {k: v.text for k, v in found.items()} == {k: v.text for k, v in whole.items()}
 
 

@@ -244,11 +244,6 @@ def test_lazy_values_in_a_batch_are_read_in_the_main_process(folder: Path, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_pool_is_a_cache_pool(make_loader: MakeLoader) -> None:
-    with pytest.raises(ValueError, match="cache_pool='x' must be a cache pool"):
-        make_loader("x")  # type: ignore[arg-type]
-
-
 def test_an_attribute_of_the_users_encoder_is_its_own() -> None:
     encoder = LazyEncoder()
     assert type(encoder.cache) is NoCachePool

@@ -236,7 +236,7 @@ def valid_numbers(ranks: list[list[Any]]) -> list[int]:
 
 @pytest.mark.parametrize(
     "seed",  # `make soak` has each kind with each number of samples
-    [pytest.param(seed, marks=() if seed < 5 else pytest.mark.soak) for seed in range(12)],
+    [pytest.param(seed, marks=() if seed < 3 else pytest.mark.soak) for seed in range(12)],
 )
 def test_eight_ranks_make_equally_many_steps_and_every_sample_is_valid_once(
     roots, monkeypatch, seed
@@ -259,8 +259,7 @@ def test_eight_ranks_make_equally_many_steps_and_every_sample_is_valid_once(
     assert_same([*dropped, "end"], [*(own[: min(counts)] for own in uneven), "end"])
 
 
-@pytest.mark.parametrize("end", ["drop", "pad"])
-@pytest.mark.parametrize("kind", ["packs", "buckets", "dicts"])
+@pytest.mark.parametrize(("kind", "end"), [("packs", "drop"), ("buckets", "pad"), ("dicts", "pad")])
 def test_ranks_without_communication_count_and_yield_the_same(
     roots, monkeypatch, kind, end
 ) -> None:
@@ -390,14 +389,6 @@ def test_steps_of_one_modality_stay_so_to_the_end(roots, monkeypatch, has_store)
         Together(monkeypatch, make, 4, end="pad", **settings)
 
 
-def test_end_that_cannot_be_is_refused(roots) -> None:
-    config = WorkerConfig(rank=0, world_size=2, num_workers=0)
-    with pytest.raises(ValueError, match="end='pad', but the data never end"):
-        get_savable_loader(train(roots[23])(config), end="pad")
-    with pytest.raises(ValueError, match="end='stop' is not one of drop, pad, uneven, or None"):
-        get_savable_loader(train(roots[23])(config), end="stop")  # type: ignore[arg-type]
-
-
 def test_one_rank_that_pads_has_masks_and_nothing_else_changes(roots, monkeypatch) -> None:
     make = partial(validation, roots[23], encoder_of("dicts", 3))
     (expected,) = Together(monkeypatch, make, 1, end="uneven").one_pass()
@@ -525,8 +516,7 @@ SHARED: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("packing", [{}, SHARED], ids=["own", "shared"])
-@pytest.mark.parametrize("end", ["drop", "pad", "uneven"])
+@pytest.mark.parametrize(("packing", "end"), [({}, "uneven"), ({}, "drop"), (SHARED, "pad")])
 def test_len_of_planned_packs_is_what_comes(
     roots, monkeypatch, tmp_path_factory, packing, end
 ) -> None:
@@ -570,8 +560,9 @@ def test_len_of_a_shared_plan_makes_the_plan_once(roots, tmp_path_factory, monke
     assert len(plans) <= 2  # that of 16 streams, and that of one for the statistics
 
 
-@pytest.mark.parametrize("kind", ["packs", "buckets", "batches"])
-@pytest.mark.parametrize("end", ["drop", "pad", "uneven"])
+@pytest.mark.parametrize(
+    ("kind", "end"), [("packs", "uneven"), ("buckets", "drop"), ("batches", "pad")]
+)
 def test_len_is_learned_in_the_first_whole_pass(roots, monkeypatch, kind, end) -> None:
     make = partial(validation, roots[61], encoder_of(kind, 1))
     run = Together(monkeypatch, make, 3, end=end)
@@ -592,7 +583,7 @@ def test_len_is_learned_in_the_first_whole_pass(roots, monkeypatch, kind, end) -
 # -------------------------------------------------------------------------------------- resuming
 
 
-@examples(40)
+@examples(15)
 @given(
     kind=st.sampled_from(["packs", "buckets", "dicts"]),
     end=st.sampled_from(["drop", "pad"]),
@@ -689,7 +680,7 @@ def run_rank(
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("kind", "world_size", "num_workers"), [("batches", 3, 2), ("packs", 8, 0), ("buckets", 8, 0)]
+    ("kind", "world_size", "num_workers"), [("batches", 3, 2), ("packs", 8, 0)]
 )
 def test_ranks_with_a_collective_in_each_step_do_not_hang(
     roots, tmp_path, kind, world_size, num_workers

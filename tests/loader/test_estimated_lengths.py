@@ -32,7 +32,7 @@ from energon_lite.stages.collect import CollectDataset
 from ..conftest import examples, write_tar
 from ..helpers import assert_same, prepared, through_json
 
-NUM_SAMPLES, CAPACITY = 2_000, 512
+NUM_SAMPLES, CAPACITY = 1_400, 512
 
 
 REPORTED: list[Exception] = []
@@ -233,10 +233,10 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     return found
 
 
-@examples(8)
+@examples(5)
 @given(
     num_samples=st.sampled_from([8, 30, 100]),
-    num_streams=st.integers(1, 24),
+    num_streams=st.integers(1, 12),
     batch_size=st.integers(1, 3),
     kind=st.sampled_from(["packs", "best fit", "buckets", "plain"]),
 )
@@ -256,11 +256,10 @@ def test_endless_lists_are_rounded_up_once_for_all_streams(
     assert number == len(get_savable_loader(loader.dataset))
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_length_is_the_same_on_all_ranks_and_after_pickling(short, num_workers) -> None:
+def test_length_is_the_same_on_all_ranks_and_after_pickling(short) -> None:
     found = []
     for rank in range(2):
-        config = {"rank": rank, "world_size": 2, "num_workers": num_workers, "num_streams": 4}
+        config = {"rank": rank, "world_size": 2, "num_workers": 2 * rank, "num_streams": 4}
         loader = make(short, Packs(), config=config, repeat=True)
         again = pickle.loads(pickle.dumps(loader.dataset))
         found += [len(loader), len(loader.dataset), len(again)]
@@ -268,7 +267,7 @@ def test_length_is_the_same_on_all_ranks_and_after_pickling(short, num_workers) 
         assert "trial" not in vars(_lists(pickle.loads(pickle.dumps(loader.dataset))))
     assert len(set(found)) == 1
     assert found[0] > 1
-    one = make(short, Packs(), config={"num_workers": num_workers, "num_streams": 4}, repeat=True)
+    one = make(short, Packs(), config={"num_streams": 4}, repeat=True)
     assert len(one) == pytest.approx(2 * found[0], abs=1)
 
 

@@ -6,14 +6,12 @@ import concurrent.futures
 import contextlib
 import multiprocessing
 import os
-import random
 import re
 import select
 import signal
 import subprocess
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,30 +20,15 @@ from hypothesis import strategies as st
 
 from energon_lite import (
     DefaultTaskEncoder,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
     stateless,
 )
-from energon_lite.loader.workers import process_executor, worker_pool
+from energon_lite.loader.workers import executor, process_executor, worker_pool
 
 from ..conftest import examples
-from ..helpers import Ranks, assert_same, opened, through_json, train, validation
-from .test_worker_pool import workers_of
+from ..helpers import Ranks, assert_same, train
+from .workers import counts_of, loader_of, workers_of
 
 pytestmark = pytest.mark.processes
-
-
-def counts_of(run: Ranks) -> Any:
-    """What a run counted, without the seconds that it took, and its state without these."""
-    found = []
-    for loader in run.loaders:
-        state = opened(through_json(loader.save_state_rank()))
-        for fields in state["stats"].values():
-            for name in ("read_sec", "encode_sec", "wait_sec"):
-                fields.pop(name, None)
-        found.append({**state, "checksum": 0})
-    return found
 
 
 def kill(run: Ranks, which: set[int], rank: int = 0) -> None:
@@ -55,7 +38,7 @@ def kill(run: Ranks, which: set[int], rank: int = 0) -> None:
                 os.kill(worker.pid, signal.SIGKILL)
 
 
-@examples(5)
+@examples(4)
 @given(
     encoder=st.sampled_from(["skipping", "expanding", "expanding batches", "grouping"]),
     num_workers=st.integers(1, 3),
@@ -80,31 +63,6 @@ def test_killed_workers_change_no_batch_and_no_count(
             time.sleep(pause_ms / 1000)
             kill(run, kills[step])
     assert_same(counts_of(run), counts_of(whole))
-
-
-@examples(4)
-@given(
-    num_workers=st.integers(1, 3),
-    world_size=st.integers(1, 2),
-    kills=st.lists(st.integers(0, 12), max_size=2),
-)
-def test_killed_workers_change_no_pass_over_finite_data(
-    texts, num_workers, world_size, kills
-) -> None:
-    make = validation(texts, "skipping")
-    whole = Ranks(make, world_size, num_streams=3)
-    expected = whole.rest()
-    run = Ranks(make, world_size, num_workers, num_streams=3, restart_workers=20)
-    for _ in range(2):  # the next pass is told to the new workers as well
-        found: dict[int, Any] = {}
-        for rank, iterator in enumerate(run.iterators):
-            for step, batch in enumerate(iterator):
-                state = through_json(run.loaders[rank].save_state_rank())
-                found[(state["count"] - 1) * world_size + rank] = batch
-                if step in kills:
-                    kill(run, {0, 1, 2}, rank)
-        assert_same(dict(sorted(found.items())), expected)
-        run.iterators = [iter(loader) for loader in run.loaders]
 
 
 @pytest.mark.parametrize(
@@ -150,72 +108,6 @@ def test_log_records_that_are_kept_keep_no_workers_of_a_dropped_loader(texts, ca
     assert {worker.exitcode for worker in workers} == {0}
 
 
-# That of the files.
-ORDER: dict[str, Any] = {
-    "shuffle_buffer_size": None,
-    "max_samples_per_sequence": None,
-    "shuffle_over_epochs_multiplier": None,
-}
-
-
-class Odd(DefaultTaskEncoder):
-    """Does something odd in one batch, the first time; says so in a file."""
-
-    def __init__(self, kind: str, flag: Path) -> None:
-        super().__init__()
-        self.kind = kind
-        self.flag = flag
-
-    @stateless
-    def encode_sample(self, sample: Any) -> Any:
-        if sample.__key__ == "00005" and not self.flag.exists():
-            self.flag.touch()
-            if self.kind == "sleep":
-                time.sleep(600)
-            elif self.kind == "stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
-            else:
-                sample.text = Unwilling()
-        return sample
-
-
-class Unwilling:
-    """Is never done with being pickled."""
-
-    def __reduce__(self) -> Any:
-        time.sleep(600)
-
-
-@pytest.mark.parametrize(
-    ("kind", "report"),
-    [
-        ("sleep", r"stage encode_sample, .*encode_sample \(test_restarts.py:\d+\), sample 00005 "
-                  r"\(shard-000.tar\)\.(?s:.*)time\.sleep\(600\)"),
-        ("stop", r"It does not answer: its state is T, so it was stopped by a signal"),
-        ("pickle", r"It pickles a batch(?s:.*)in __reduce__"),
-    ],
-)  # fmt: skip
-def test_stuck_worker_is_reported_and_replaced(texts, tmp_path, caplog, kind, report) -> None:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=2)
-    dataset = get_train_dataset(
-        texts,
-        batch_size=2,
-        worker_config=config,
-        task_encoder=Odd(kind, tmp_path / "flag"),
-        **ORDER,
-    )
-    with get_savable_loader(dataset, stall_timeout_sec=0.4) as loader:
-        batches = iter(loader)
-        keys = [key for _ in range(8) for key in next(batches).__key__]
-    assert len(set(keys)) == 16
-    assert "00005" in keys
-    (record,) = caplog.records
-    message = record.getMessage()
-    assert "(stuck for" in message
-    assert "stall_timeout_sec=0.4" in message
-    assert re.search(report, message), message
-
-
 LOCK = threading.Lock()
 
 
@@ -241,11 +133,7 @@ def take_lock() -> None:
 def test_worker_that_was_forked_while_a_thread_had_a_lock_is_found(
     texts, caplog, monkeypatch, is_released
 ) -> None:
-    monkeypatch.setattr(process_executor, "_LOCKED_SEC", 0.5)
-    config = WorkerConfig(rank=0, world_size=1, num_workers=1, start_method="fork")
-    dataset = get_train_dataset(
-        texts, batch_size=2, worker_config=config, task_encoder=Waiting(take_lock), **ORDER
-    )
+    monkeypatch.setattr(process_executor, "_LOCKED_SEC", 0.3)
     start = worker_pool.WorkerPool._replace
 
     def replace(*args: Any) -> None:
@@ -258,7 +146,7 @@ def test_worker_that_was_forked_while_a_thread_had_a_lock_is_found(
     holder.start()
     holder.join()
     words = r"\(waits for a lock\) of rank 0 died.*"
-    with get_savable_loader(dataset, restart_workers=1) as loader:
+    with loader_of(texts, Waiting(take_lock), 1, restart_workers=1) as loader:
         if is_released:
             assert next(iter(loader)).__key__ == ["00000", "00001"]
             text = caplog.records[0].getMessage()
@@ -274,90 +162,27 @@ def test_worker_that_was_forked_while_a_thread_had_a_lock_is_found(
 
 
 SEMAPHORE = multiprocessing.get_context("fork").Semaphore(0)
+WAITS = [
+    lambda: time.sleep(0.5),
+    lambda: threading.Event().wait(0.5),
+    lambda: subprocess.run(["sleep", "0.5"], check=True),
+    lambda: SEMAPHORE.acquire(timeout=None),
+    lambda: select.select([], [], [], 0.5),
+    lambda: concurrent.futures.ThreadPoolExecutor(1).submit(time.sleep, 0.5).result(),
+]
 
 
-@pytest.mark.parametrize(
-    "wait",
-    [
-        lambda: time.sleep(2),
-        lambda: threading.Event().wait(2),
-        lambda: subprocess.run(["sleep", "2"], check=True),
-        lambda: concurrent.futures.ThreadPoolExecutor(1).submit(time.sleep, 2).result(),
-        lambda: SEMAPHORE.acquire(timeout=None),
-        lambda: select.select([], [], [], 2),
-    ],
-    ids=["sleep", "event", "process", "thread", "other process", "file"],
-)
-def test_hook_that_waits_for_something_is_not_taken_for_locked(
-    texts, caplog, monkeypatch, wait
-) -> None:
+def test_hook_that_waits_for_something_is_not_taken_for_locked(texts, caplog, monkeypatch) -> None:
     monkeypatch.setattr(process_executor, "_LOCKED_SEC", 0.1)
-    config = WorkerConfig(rank=0, world_size=1, num_workers=1, start_method="fork")
-    dataset = get_train_dataset(
-        texts, batch_size=2, worker_config=config, task_encoder=Waiting(wait), **ORDER
-    )
-    release = threading.Timer(2, SEMAPHORE.release)
-    release.start()
-    with get_savable_loader(dataset, restart_workers=0) as loader:
-        assert next(iter(loader)).__key__ == ["00000", "00001"]
+    monkeypatch.setattr(executor, "_POLL_SEC", 0.04)
+    waits = iter(WAITS)
+    encoder = Waiting(lambda: next(waits)())
+    with loader_of(texts, encoder, 1, restart_workers=0) as loader:
+        for number, _ in enumerate(loader):
+            if number == 2:  # the next one is, or will be, waited for
+                release = threading.Timer(0.5, SEMAPHORE.release)
+                release.start()
+            if number == len(WAITS) - 1:
+                break
     release.join()
-    while SEMAPHORE.acquire(block=False):
-        pass
     assert not caplog.records
-
-
-def test_slow_worker_reports_what_it_does_and_fails_by_setting(texts, tmp_path, caplog) -> None:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=1)
-    for fails in (False, True):
-        flag = tmp_path / f"flag{fails}"
-        dataset = get_train_dataset(
-            texts, batch_size=8, worker_config=config, task_encoder=Odd("sleep", flag)
-        )
-        limits = {"watchdog_timeout_seconds": 0.3, "fail_on_timeout": fails}
-        with get_savable_loader(dataset, **limits) as loader:
-            if fails:
-                with pytest.raises(RuntimeError, match=r"No batch for 0.3 s (?s:.*)sample 00005"):
-                    list(loader)
-                continue
-
-            def give_up(*_: object) -> None:
-                raise TimeoutError
-
-            before = signal.signal(signal.SIGALRM, give_up)
-            signal.setitimer(signal.ITIMER_REAL, 1.5)
-            try:
-                with pytest.raises(TimeoutError):
-                    list(loader)
-            finally:
-                signal.signal(signal.SIGALRM, before)
-    messages = [r.getMessage() for r in caplog.records if "No batch" in r.getMessage()]
-    assert len(messages) == 1, messages
-    assert "No batch of worker process" in messages[0]
-    assert "stage encode_sample" in messages[0]
-
-
-def test_senseless_limits_are_refused(texts) -> None:
-    dataset = get_train_dataset(texts, batch_size=2)
-    for wrong in ({"restart_workers": -1}, {"stall_timeout_sec": 0}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            get_savable_loader(dataset, **wrong)  # type: ignore[arg-type]
-
-
-def test_workers_killed_at_random_moments_change_no_batch_and_no_state(texts) -> None:
-    numbers = random.Random(3)
-    make = train(texts, "skipping")
-    whole = Ranks(make, 1, num_streams=2).slots(240)
-    run = Ranks(make, 1, 2, restart_workers=1_000)
-    num_kills = position = 0
-    while position < 240:
-        if numbers.random() < 0.1:
-            time.sleep(numbers.uniform(0, 0.01))
-            if run.loaders[0]._run._deliveries is not None:
-                os.kill(numbers.choice(workers_of(run)).pid, signal.SIGKILL)
-                num_kills += 1
-        number = min(numbers.randint(1, 6), 240 - position)
-        assert_same(run.slots(number), {m: whole[m] for m in range(position, position + number)})
-        position += number
-        if position < 200 and numbers.random() < 0.05:
-            run = Ranks(make, 1, 2, states=run.save(), restart_workers=1_000)
-    assert num_kills > 3

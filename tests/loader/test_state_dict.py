@@ -237,11 +237,6 @@ def test_torchs_own_loader_reads_a_dataset_once_or_refuses(texts, monkeypatch) -
         next(iter(DataLoader(samples)))
 
 
-def test_a_path_in_place_of_a_dataset_is_refused(texts) -> None:
-    with pytest.raises(TypeError, match=r"get_train_dataset\(path"):
-        get_savable_loader(str(texts))  # type: ignore[arg-type]
-
-
 def test_names_of_other_versions_of_energon(texts) -> None:
     make = train(texts)
     first, second = Ranks(make, 1).loaders[0], Ranks(make, 1).loaders[0]

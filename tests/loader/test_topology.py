@@ -177,66 +177,6 @@ def test_rank_slots_cover_every_slot_once() -> None:
                 assert step == rank.stride
 
 
-# With worker processes: the same slots, in the same order.
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 4), (2, 1), (3, 2)])
-def test_worker_processes_yield_the_same_slots(texts, world_size: int, num_workers: int) -> None:
-    make = train(texts[65], "skipping")
-    whole = from_start(make, 6, 60)
-    run = Ranks(make, world_size, num_workers, num_streams=6)
-    assert_same(run.slots(30), part(whole, 0, 30))
-    resumed = Ranks(make, 2, 2, states=run.save())
-    assert_same(resumed.slots(20), part(whole, 30, 20))
-
-
-@pytest.mark.processes
-def test_4x2_with_processes_resumes_equally_on_2x3_and_back(texts) -> None:
-    make = train(texts[65], "expanding batches", batch_size=4)
-    whole = from_start(make, 8, 140)
-    run = Ranks(make, 4, 2)
-    assert_same(dict(sorted(run.steps(7).items())), part(whole, 0, 28))
-    run = Ranks(make, 2, 3, states=run.save())
-    assert_same(run.slots(40), part(whole, 28, 40))
-    run = Ranks(make, 3, 2, states=run.save())
-    assert_same(run.slots(50), part(whole, 68, 50))
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
-def test_start_method_changes_nothing(texts, start_method: str) -> None:
-    make = train(texts[40], "skipping")
-    whole = from_start(make, 2, 30)
-    run = Ranks(make, 1, 1, num_streams=2, start_method=start_method)
-    assert_same(run.slots(10), part(whole, 0, 10))
-    resumed = Ranks(make, 1, 0, states=run.save())
-    assert_same(resumed.slots(10), part(whole, 10, 10))
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("num_workers", [1, 5])
-def test_finite_passes_with_processes_yield_the_same_slots_each_time(texts, num_workers) -> None:
-    make = train(texts[40], "skipping", repeat=False)
-    one = Ranks(make, 1, num_streams=4)
-    passes = [one.rest()]
-    one.iterators = [iter(one.loaders[0])]
-    passes.append(one.rest())
-    assert passes[0] != passes[1]
-    run = Ranks(make, 2, num_workers, num_streams=4)
-    assert_same(run.rest(), passes[0])
-    run.iterators = [iter(loader) for loader in run.loaders]
-    assert_same(run.rest(), passes[1])
-
-
-@pytest.mark.processes
-def test_more_workers_than_streams_is_fine(texts) -> None:
-    make = train(texts[3])
-    whole = from_start(make, 1, 12)
-    run = Ranks(make, 1, 4, num_streams=1)
-    assert_same(run.slots(12), whole)
-
-
 def test_worker_config_of_direct_iteration_is_one_stream(texts) -> None:
     dataset = train(texts[40], repeat=False)(WorkerConfig(rank=0, world_size=1, num_workers=0))
     keys = [key for batch in dataset for key in keys_of(batch)]

@@ -4,21 +4,12 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from energon_lite.loader.workers.watchdog import Watchdog
 
 from ..helpers import Ranks, text_set, train
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not is_so() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert is_so()
+from .workers import wait_until
 
 
 def watching() -> set[threading.Thread]:
@@ -50,12 +41,6 @@ def test_zero_watches_nothing() -> None:
     before = watching()
     with Watchdog(0, 0):
         assert watching() <= before
-
-
-@pytest.mark.parametrize("name", ["watchdog_timeout_seconds", "watchdog_initial_timeout_seconds"])
-def test_limits_out_of_range_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}=0 must be above 0, or None"):
-        Ranks(train(text_set(tmp_path / "texts", 10)), 1, **{name: 0})
 
 
 def test_watching_ends_with_the_loader(tmp_path: Path) -> None:

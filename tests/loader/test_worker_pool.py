@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import get_worker_info
 
 import energon_lite.loader
 from energon_lite import (
@@ -37,74 +36,9 @@ from energon_lite.loader.workers import deferred_signals, worker_pool
 from energon_lite.loader.workers.arena import Arena
 
 from ..helpers import Ranks, assert_same, is_true_in_fork, through_json, train
+from .workers import workers_of
 
 pytestmark = pytest.mark.processes
-
-
-def workers_of(run: Ranks, rank: int = 0) -> list[Any]:
-    deliveries: Any = run.loaders[rank]._run._deliveries
-    return [worker.process for worker in deliveries._workers]
-
-
-class Telling(DefaultTaskEncoder):
-    """Says in each batch what its process is like."""
-
-    @stateless
-    def encode_batch(self, batch: Any) -> Any:
-        info: Any = get_worker_info()
-        return {
-            "keys": batch.__key__,
-            "id": (info.id, info.num_workers),
-            "is_dataset": type(info.dataset).__name__,
-            "threads": torch.get_num_threads(),
-            "is_seeded": info.seed == torch.initial_seed(),
-            "draws": (random.random(), float(torch.rand(())), float(np.random.rand())),
-            "is_daemon": multiprocessing.current_process().daemon,
-            "ignores": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
-        }
-
-
-@pytest.mark.parametrize(
-    "method", ["fork", *(pytest.param(m, marks=pytest.mark.soak) for m in ("spawn", "forkserver"))]
-)
-def test_a_worker_is_as_hooks_expect_it(texts, method) -> None:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=2, start_method=method)
-    dataset = get_train_dataset(texts, batch_size=2, worker_config=config, task_encoder=Telling())
-    with get_savable_loader(dataset) as loader:
-        batches = iter(loader)
-        first, second = next(batches), next(batches)
-    assert (first["id"], second["id"]) == ((0, 2), (1, 2))
-    assert set(first["draws"]).isdisjoint(second["draws"])
-    for batch in (first, second):
-        assert batch["is_dataset"] == type(dataset).__name__
-        assert batch["threads"] == 1
-        assert [batch[name] for name in ("is_seeded", "is_daemon", "ignores")] == [True] * 3
-
-
-def test_no_worker_computes_further_ahead_than_it_may(texts) -> None:
-    for prefetch_factor in (1, 3):
-        counter = multiprocessing.Value("i", 0)
-
-        class Counting(DefaultTaskEncoder):
-            @stateless
-            def encode_batch(self, batch: Any, counter: Any = counter) -> Any:
-                with counter.get_lock():
-                    counter.value += 1
-                return {"keys": batch.__key__, "x": torch.zeros(100_000)}
-
-        config = WorkerConfig(rank=0, world_size=1, num_workers=2, start_method="fork")
-        dataset = get_train_dataset(
-            texts, batch_size=2, worker_config=config, task_encoder=Counting()
-        )
-        with get_savable_loader(dataset, prefetch_factor=prefetch_factor) as loader:
-            batches = iter(loader)
-            for taken in range(1, 9):
-                next(batches)
-                expected = taken + 2 * prefetch_factor
-                deadline = time.monotonic() + 20
-                while counter.value < expected and time.monotonic() < deadline:
-                    time.sleep(0.005)
-                assert counter.value == expected
 
 
 # ------------------------------------------------------------------------------------- how it ends
