@@ -142,8 +142,7 @@ POOLS: dict[str, Callable[[Path], CachePool | None]] = {
 }
 
 
-@pytest.mark.parametrize("num_threads", [0, 2])
-@pytest.mark.parametrize("kind", POOLS)
+@pytest.mark.parametrize(("kind", "num_threads"), [*((kind, 0) for kind in POOLS), ("small", 2)])
 def test_a_resume_with_lazy_values_in_buffers_is_exact(
     make_loader: MakeLoader, tmp_path: Path, kind: str, num_threads: int
 ) -> None:
@@ -182,8 +181,7 @@ def test_worker_processes_have_the_pool_and_leave_no_file(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("kind", POOLS)
+@pytest.mark.parametrize(("kind", "num_workers"), [("default", 0), ("small", 0), ("files", 1)])
 def test_an_item_is_made_again_in_the_main_process_with_the_pool(
     make_loader: MakeLoader, tmp_path: Path, kind: str, num_workers: int
 ) -> None:

@@ -629,25 +629,6 @@ def test_resumed_ranks_make_equally_many_steps_and_no_sample_is_lost_or_twice(
         assert max(Counter(numbers + valid_numbers(rest)).values(), default=1) == 1
 
 
-@pytest.mark.parametrize("has_store", [True, False])
-def test_state_saved_while_ranks_are_padding_resumes_with_as_many_steps(
-    roots, monkeypatch, has_store
-) -> None:
-    make = partial(validation, roots[61], encoder_of("batches", 3), batch_size=1)
-    settings = {"has_store": has_store, "end": "pad"}
-    counts = [len(own) for own in Together(monkeypatch, make, 8, end="uneven").one_pass()]
-    first, last = min(counts), max(counts)
-    assert last - first > 2
-    for step in range(first, last):
-        run = Together(monkeypatch, make, 8, **settings)
-        numbers = valid_numbers(run.take(step))
-        resumed = Together(monkeypatch, make, 8, states=run.save(), **settings)
-        rest = resumed.take(last - step)
-        assert steps_of(rest) == last - step
-        assert sorted(numbers + valid_numbers(rest)) == encoder_of("batches", 3).left(61)
-        assert resumed.take(1) == [[]] * 8
-
-
 # ---------------------------------------------------------------------------------- real processes
 
 

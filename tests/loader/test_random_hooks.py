@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from energon_lite import (
     Cooker,
@@ -146,27 +144,6 @@ def test_no_two_batches_of_any_rank_and_stream_draw_the_same(texts: Path, encode
     # Nor does one batch draw the same from two generators.
     uniform = [n for item in slots.values() for n in (item["noise"][0], item["noise"][2])]
     assert len({round(number, 6) for number in uniform}) == len(uniform)
-
-
-@pytest.mark.parametrize("encoder", ENCODERS)
-@settings(max_examples=3, deadline=None)
-@given(
-    num_streams=st.sampled_from([1, 2, 4, 6]),
-    world_sizes=st.tuples(*[st.integers(1, 4)] * 3),
-    steps=st.tuples(st.integers(0, 5), st.integers(1, 5)),
-    seed=st.integers(0, 3),
-)
-def test_resumed_run_draws_what_the_unbroken_one_draws(
-    texts: Path, encoder: Any, num_streams: int, world_sizes: Any, steps: Any, seed: int
-) -> None:
-    make = Making(texts, encoder)
-    whole = Ranks(make, 1, num_streams=num_streams, seed=seed).slots(60)
-    run = Ranks(make, world_sizes[0], num_streams=num_streams, seed=seed)
-    found = run.steps(steps[0])
-    for world_size, number in zip(world_sizes[1:], (steps[1], 5), strict=True):
-        run = Ranks(make, world_size, states=run.save(), seed=seed)
-        found.update(run.steps(number))
-    assert_same(dict(sorted(found.items())), {m: whole[m] for m in sorted(found)})
 
 
 LOADER = """

@@ -96,6 +96,8 @@ def in_a_mesh(rank: int, path: Path) -> Any:
     assert steps(resumed, 3) == expected
     states = loader.save_state_global(global_dst_rank=2 + rank % 2)
     assert (states is not None) == (rank >= 2)
+    resumed.restore_state_global(states, src_rank=1)
+    assert steps(resumed, 3) == steps(loader, 3)
     with pytest.raises(ValueError, match=r"rank 9 is not in the data-parallel group"):
         loader.save_state_global(global_dst_rank=9)
     return found + expected, state

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.processes
 # ------------------------------------------------------------------------------------- how it ends
 
 
-@pytest.mark.parametrize("num_threads", [0, 2])
+@pytest.mark.parametrize("num_threads", [0, pytest.param(2, marks=pytest.mark.soak)])
 def test_loader_interrupted_at_any_line_stands_where_it_stood(texts, num_threads) -> None:
     """A `KeyboardInterrupt` at each line of the loader's code, one after the other."""
     folder = str(Path(energon_lite.loader.__file__).parent)
@@ -317,25 +317,6 @@ def test_stacked_tensors_are_sent_without_a_copy(texts, monkeypatch) -> None:
             assert batch["image"].flatten(1).min(1)[0].tolist() == numbers
             assert batch["image"].flatten(1).max(1)[0].tolist() == numbers
     assert counter.value == 0
-
-
-def test_batch_in_a_fork_stays_right_while_this_process_goes_on(texts) -> None:
-    with pictures(texts) as loader:
-        batches = iter(loader)
-        for _ in range(3):
-            batch = next(batches)
-            here, there = os.pipe()
-            pid = os.fork()
-            if pid == 0:
-                os.read(here, 1)
-                os._exit(0 if are_right(batch) else 1)
-            for _ in range(20):
-                batch = next(batches)
-                assert are_right(batch)
-            os.write(there, b".")
-            assert os.waitpid(pid, 0)[1] == 0
-            for end in (here, there):
-                os.close(end)
 
 
 def zeroes(kept: list[Any]) -> bool:
