@@ -213,7 +213,7 @@ class SkippingTheEnd(Measuring):
 
 
 @pytest.mark.parametrize(
-    ("ended", "world_size"), [([0], 1), ([1], 3), ([1], 4), ([0, 1, 2], 4), ([3], 1), ([], 3)]
+    ("ended", "world_size"), [([0], 1), ([1], 1), ([1], 4), ([0, 1, 2], 3), ([3], 1), ([], 3)]
 )
 def test_what_is_skipped_after_the_last_batch_counts_once_on_ranks_without_a_batch(
     sets, tmp_path, ended, world_size
