@@ -25,7 +25,7 @@ from energon_lite import (
 from energon_lite.loader.workers import executor, process_executor, worker_pool
 
 from ..conftest import examples
-from ..helpers import Ranks, assert_same, train
+from ..helpers import Ranks, assert_same, through_json, train, validation
 from .workers import counts_of, loader_of, workers_of
 
 pytestmark = pytest.mark.processes
@@ -63,6 +63,31 @@ def test_killed_workers_change_no_batch_and_no_count(
             time.sleep(pause_ms / 1000)
             kill(run, kills[step])
     assert_same(counts_of(run), counts_of(whole))
+
+
+@examples(3)
+@given(
+    num_workers=st.integers(1, 3),
+    world_size=st.integers(1, 2),
+    kills=st.lists(st.integers(0, 12), max_size=2),
+)
+def test_killed_workers_change_no_pass_over_finite_data(
+    texts, num_workers, world_size, kills
+) -> None:
+    make = validation(texts, "skipping")
+    whole = Ranks(make, world_size, num_streams=3)
+    expected = whole.rest()
+    run = Ranks(make, world_size, num_workers, num_streams=3, restart_workers=20)
+    for _ in range(2):  # the next pass is told to the new workers as well
+        found: dict[int, Any] = {}
+        for rank, iterator in enumerate(run.iterators):
+            for step, batch in enumerate(iterator):
+                state = through_json(run.loaders[rank].save_state_rank())
+                found[(state["count"] - 1) * world_size + rank] = batch
+                if step in kills:
+                    kill(run, {0, 1, 2}, rank)
+        assert_same(dict(sorted(found.items())), expected)
+        run.iterators = [iter(loader) for loader in run.loaders]
 
 
 @pytest.mark.parametrize(
