@@ -242,6 +242,11 @@ class ReadyCursor(Cursor[T]):
         return items, keys
 
 
+def takes_turns(function: UserFunction, dataset: SavableDataset[Any]) -> bool:
+    """Returns whether a function and those below draw from the same generators, item by item."""
+    return function.may_draw and bool(dataset.drawing)
+
+
 class MapCursor(ReadyCursor[T], StageCursor[T]):
     """A place among items of which each has been given to a function."""
 
@@ -249,6 +254,7 @@ class MapCursor(ReadyCursor[T], StageCursor[T]):
         super().__init__(spec, inner)
         self._run = FunctionRun(spec.function)
         self._call = self._run.call
+        self._takes_turns = takes_turns(spec.function, spec.dataset)
 
     def __next__(self) -> T:
         """Returns the next item."""
@@ -265,7 +271,7 @@ class MapCursor(ReadyCursor[T], StageCursor[T]):
 
     def take_ready(self, n: int) -> tuple[list[T], list[RestoreKey]]:
         """Returns some of the next items, and their restore keys."""
-        if self.spec.function.may_draw:  # in turn with the hooks below
+        if self._takes_turns:
             return super().take_ready(n)
         while True:
             items, keys = self.inner.take_ready(n)

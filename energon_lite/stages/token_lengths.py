@@ -30,7 +30,7 @@ from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction, unskipped
 from energon_lite.stages.collect import CollectDataset, Found, Unit, UnitsOf, count_dropped, name_of
-from energon_lite.stages.map import ReadyCursor, WrappedFunction
+from energon_lite.stages.map import ReadyCursor, WrappedFunction, takes_turns
 
 T = TypeVar("T")
 
@@ -83,6 +83,7 @@ class MeasureCursor(ReadyCursor[T], StageCursor[T]):
         # Of samples up to here all tokens count.
         self._longest = sys.maxsize if spec.rules is None else spec.rules.longest
         self._run = FunctionRun(spec.function)
+        self._takes_turns = takes_turns(spec.function, spec.dataset)
 
     def __next__(self) -> T:
         """Returns the next sample, measured."""
@@ -102,7 +103,7 @@ class MeasureCursor(ReadyCursor[T], StageCursor[T]):
 
     def take_ready(self, n: int) -> tuple[list[T], list[RestoreKey]]:
         """Returns some of the next `n` samples, measured, and their restore keys."""
-        samples, keys = self.inner.take_ready(n)
+        samples, keys = self.inner.take_ready(1 if self._takes_turns else n)
         lengths, samples, keys = unskipped(self._run.call_each(keys, samples), samples, keys)
         if keys:
             self.key = keys[-1]
