@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -160,24 +160,28 @@ class PlannedRows:
         return self.epochs[own], self.indices[own]
 
 
-@dataclass(eq=False)
-class PlannedSource(Generic[T]):
+class PlannedSource(Stage[T]):
     """The samples of `rows`, in their order, read ahead in blocks, for the cursor of one plan.
 
     A sample that cannot be read is skipped and counted. The cursor stops after `rows.num_due`
     samples, and resumes when this number grows.
 
+    State, Length, Keys: those of the source.
+
     Args:
-        source: the samples.
+        dataset: the samples.
         rows: which of them.
     """
 
-    source: WebdatasetSource[T]
-    rows: PlannedRows
+    dataset: WebdatasetSource[T]
+
+    def __init__(self, dataset: WebdatasetSource[T], rows: PlannedRows) -> None:
+        super().__init__(dataset)
+        self.rows = rows
 
     def cursor(self, stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""
-        return _PlannedCursor(self.source, stream, self.rows)
+        return _PlannedCursor(self.dataset, stream, self.rows)
 
 
 class _PlannedCursor(SourceCursor[T]):
