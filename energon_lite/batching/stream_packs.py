@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from array import array
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -33,8 +35,8 @@ class StreamPacks(OneByOne):
         self._limits = packing.limits
         self._allows_alone = packing.overlong == "alone"
         self._packers: dict[int, StreamingPacker] = {}
-        # Of each group, the samples in its packer by their numbers there.
-        self._numbers: dict[int, dict[int, int]] = {}
+        # Of each group, the numbers that its samples have in its packer, rising, and the samples.
+        self._numbers: dict[int, tuple[array[int], array[int]]] = {}
         self._alone: Sequence[int] = ()  # a list that is returned before more is added
         self._full: set[int] = set()
         self._leftover: list[int] = []
@@ -50,7 +52,9 @@ class StreamPacks(OneByOne):
             self._alone = (number,)
             return True
         packer = self._packers.get(group) or self._new_packer(group)
-        self._numbers[group][packer.num_added] = number
+        in_packer, samples = self._numbers[group]
+        in_packer.append(packer.num_added)
+        samples.append(number)
         packer.add_checked(lengths)
         if packer.is_full:
             self._full.add(group)
@@ -65,7 +69,7 @@ class StreamPacks(OneByOne):
             max_samples=packing.max_samples,
             align=packing.alignments,
         )
-        self._numbers[group] = {}
+        self._numbers[group] = array("q"), array("q")
         return packer
 
     def next(self, cycle: int, has_ended: bool) -> Sequence[int] | None:
@@ -81,7 +85,13 @@ class StreamPacks(OneByOne):
         return self._rest() if has_ended else None
 
     def _taken(self, group: int) -> list[int]:
-        return list(map(self._numbers[group].pop, self._packers[group].next_pack()))
+        in_packer, samples = self._numbers[group]
+        pack = self._packers[group].next_pack()
+        places = [bisect_left(in_packer, number) for number in pack]
+        taken = [samples[place] for place in places]
+        if 2 * places[0] > len(in_packer):  # those before the oldest have left
+            del in_packer[: places[0]], samples[: places[0]]
+        return taken
 
     def _rest(self) -> list[int] | None:
         """Returns a pack of what is buffered when the data have ended."""
@@ -106,12 +116,12 @@ class StreamPacks(OneByOne):
         groups = tuple(
             (g, state["added"], *state["totals"], state["price"]) for g, state in states.items()
         )
-        numbers = [n for own in self._numbers.values() for n in own.values()]
-        numbers += self._leftover
-        columns = [*(state["numbers"] for state in states.values()), [-1] * len(self._leftover)]
-        own = np.concatenate(columns).astype(np.int64)
-        rows = partial(np.column_stack, (np.array(numbers, np.int64), own))
-        return CollectorState({"groups": groups}, rows)
+        columns = [(np.array(self._leftover, np.int64), np.full(len(self._leftover), -1))]
+        for group, state in states.items():
+            in_packer, samples = map(np.array, self._numbers[group])
+            own = state["numbers"]
+            columns.append((samples[np.searchsorted(in_packer, own)], own))
+        return CollectorState({"groups": groups}, partial(_as_rows, columns))
 
     def restore(self, counts: Mapping[str, Any], samples: Samples, columns_NC: Int64Array) -> None:
         """Resumes from a state.
@@ -127,9 +137,15 @@ class StreamPacks(OneByOne):
             numbers = columns_NC[own, 0]
             state = {"numbers": numbers, "lengths": samples.lengths[own], "added": added}
             packer.restore({**state, "totals": totals, "price": price})
-            pairs = zip(numbers.tolist(), samples.numbers[own].tolist(), strict=True)
-            self._numbers[group] = dict(pairs)
+            for of_group, column in zip(
+                self._numbers[group], (numbers, samples.numbers[own]), strict=True
+            ):
+                of_group.extend(column.tolist())
             if packer.is_full:
                 self._full.add(group)
         if not set(samples.groups[~is_left].tolist()) <= set(self._packers):
             raise ValueError("a sample is of a group that has no packer")
+
+
+def _as_rows(columns: list[tuple[Int64Array, Int64Array]]) -> Int64Array:
+    return np.concatenate([*map(np.column_stack, columns)])

@@ -265,7 +265,8 @@ class SampleLoader:
         found = maker.one_field() if isinstance(maker, FieldMapMaker) else None
         if maker is make_crude and isinstance(self.wants, PartFilter) and self.wants.wanted is None:
             found = "", SampleForm(CrudeSample, "", ())
-        self._one_part, self._form = found or (None, SampleForm(Sample, "", ()))
+        self._one_part: str | None = found[0] if found else None
+        self._form = found[1] if found else SampleForm(Sample, "", ())
         self._plans: dict[str, tuple[bool, Callable[[bytes], Any] | None]] = {}
 
     @property

@@ -235,16 +235,16 @@ class MeasuredLists(CollectDataset[list[Any]]):
         return units
 
     def read(self, inner: Any, units_of: UnitsOf, num: int, found: Found) -> bool:
-        """Reads samples; several at once if none of them needs a second look."""
-        rules = self.rules
-        if rules.group_by is not None or len(rules.resources) > 1:
-            return super().read(inner, units_of, num, found)
+        """Reads samples; several at once, unless grouping and hooks below draw in turn."""
+        rules, group_by = self.rules, self.group_by
+        is_in_turn = isinstance(group_by, UserFunction) and takes_turns(group_by, self.dataset)
+        has_one_group = rules.group_by is None and len(rules.resources) == 1
         with suppress(StopIteration):
             while num > 0:
-                samples, keys = inner.take_ready(num)
+                samples, keys = inner.take_ready(1 if is_in_turn else num)
                 lengths = inner.lengths
                 num -= len(keys)
-                is_plain = {*map(type, lengths)} == {int} and min(lengths) > 0
+                is_plain = has_one_group and {*map(type, lengths)} == {int} and min(lengths) > 0
                 if is_plain and max(lengths) <= rules.limits[0]:
                     columns = (keys, [None] * len(keys), lengths, samples)
                     for column, own in zip(found, columns, strict=True):
