@@ -50,5 +50,5 @@ def on_files(files: Any, config: Any) -> Any:
     """Adds the page to those of the site; mkdocs calls it."""
     from mkdocs.structure.files import File
 
-    files.append(File.generated(config, "docs/api.md", content=page()))
+    files.append(File.generated(config, "docs/reference/api.md", content=page()))
     return files

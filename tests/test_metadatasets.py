@@ -176,7 +176,8 @@ def test_training_and_validation_share_no_sample(sets: Path) -> None:
 
 
 def test_every_key_of_the_grammar_is_on_the_page_and_no_other() -> None:
-    text = (REPO / "docs" / "metadatasets.md").read_text().split("## Different from Energon")[0]
+    page = REPO / "docs" / "reference" / "metadatasets.md"
+    text = page.read_text().split("## Different from Energon")[0]
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     listed = {key.strip("`") for row in rows for key in row.strip().split(", ")}
     kinds = [*KEYS, MetadatasetFile, OlderSplit, OlderEntry, WrittenSchedule, Subset]

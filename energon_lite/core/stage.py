@@ -1,7 +1,8 @@
 """Stages: a dataset over one other, with settings and state that are declared instead of coded.
 
 A stage is a description (`Stage`) and a place in it (`StageCursor`). Its configuration, snapshots,
-the refusal of other states, replay and statistics need no code: docs/writing_stages.md has two.
+the refusal of other states, replay and statistics need no code. Two examples:
+docs/reference/writing_stages.md.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Stage(SavableDataset[T]):
         if type(self).__iter__ is not SavableDataset.__iter__:
             raise TypeError(
                 f"{type(self).__name__} defines __iter__, which no loader calls here; define "
-                "open(inner, stream), which returns a cursor (docs/writing_stages.md)"
+                "open(inner, stream), which returns a cursor (docs/reference/writing_stages.md)"
             )
         self.dataset = dataset
         self.worker_config = worker_config or dataset.worker_config

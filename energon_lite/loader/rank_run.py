@@ -78,7 +78,6 @@ class RankRun(Generic[T]):
         self.seek = Seek()
         self.looks_ahead = False
         self.is_last = False
-        self._passed: list[Delivery] = []  # fetched on the way to the next batch; not counted
         self._even: EvenPass | None = None
         self._may_warn = dataset.traits.unasked_weights and config.rank == 0
         self._deliveries: WorkerPool | None = None
@@ -101,6 +100,7 @@ class RankRun(Generic[T]):
         self.position = position
         self._snapshots: dict[int, Snapshot] = {}
         self._ahead: list[Delivery | Exception | None] = []
+        self._passed: list[Delivery] = []  # fetched on the way to the next batch; not counted
         self._has_begun = False
 
     @property
@@ -144,6 +144,8 @@ class RankRun(Generic[T]):
     def _begin(self, seek: Seek) -> None:
         """Begins the next `iter`: the rest of the pass in training, a new pass in validation."""
         self.seek = Seek(is_fresh=False, offset=seek.offset)
+        if self._ahead and self._ahead[0] is None:
+            self._advance(True)  # the last `for` was left with the last batch, known to be it
         if self.dataset.training:
             self._go_to_epoch(seek)
         position, length = self.position, self.dataset.pass_length

@@ -301,7 +301,7 @@ class WindowShuffle:
 
 @dataclass(frozen=True)
 class SourceOrder:
-    """How a source is ordered; see `docs/order.md` for what each setting does.
+    """How a source is ordered; see `docs/reference/order.md` for what each setting does.
 
     Args:
         source: the source's id.

@@ -55,7 +55,7 @@ _STANDARD_KEYS = (
     "shuffle_over_epochs",
 )  # fmt: skip
 # What a dataset class may override in Energon, and would change nothing here, or fail.
-_ORDER = "the order of samples is no method of a dataset class here; see docs/order.md"
+_ORDER = "the order of samples is no method of a dataset class here; see docs/reference/order.md"
 _NOT_CALLED = {
     "_load_sample_raw": "override load_sample",
     "build": "put stages over it in build_train_datasets of the task encoder",

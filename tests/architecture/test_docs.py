@@ -36,6 +36,17 @@ def test_python_blocks_of_the_page_run(page: Path, data_folder: Path) -> None:
     assert run_blocks(page, name) > 0
 
 
+def test_pages_for_users_are_few_and_reference_lies_apart() -> None:
+    nav = (REPO / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    for_users, reference = nav.partition("  - Reference:")[::2]
+    pages = re.findall(r"\S+\.md$", for_users.partition("  - Start:")[2], re.MULTILINE)
+    assert 10 < len(pages) <= 14
+    own = {f"docs/{page.name}" for page in (REPO / "docs").glob("*.md")}
+    assert own - {"docs/architecture.md", "docs/modules.md"} <= set(pages)
+    missing = [p.name for p in (REPO / "docs/reference").glob("*.md") if p.name not in reference]
+    assert missing == []
+
+
 def test_list_of_modules_is_that_of_the_code() -> None:
     written = module_index.PAGE.read_text(encoding="utf-8")
     assert written == module_index.page(), "docs/modules.md is out of date: make docs-index"

@@ -18,7 +18,7 @@ from .jobs import Job, JobServer, Usage
 
 pytestmark = [pytest.mark.processes, pytest.mark.soak]
 
-# How long the packed run takes; 1,800 s are the figures of docs/reliability.md.
+# How long the packed run takes; 1,800 s are the figures of docs/reference/reliability.md.
 PACKED_SEC = float(os.environ.get("SOAK_PACKED_SEC", "1800"))
 # Until each of the sources has been read a few times, memory grows.
 NUM_BATCHES = int(os.environ.get("SOAK_NUM_BATCHES", "40000"))

@@ -17,7 +17,7 @@ from energon_lite import prepare_dataset
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.extras.inspect.lint import lint_dataset
 from energon_lite.extras.prepare.choose_shards import Shard
-from energon_lite.extras.prepare.index_writer import counts_if_none_has, new_index, read_offsets
+from energon_lite.extras.prepare.index_writer import has_whole_sample, new_index, read_offsets
 from energon_lite.extras.prepare.indexing import index_shard, rows_path
 from energon_lite.formats.nvmeta import META, SplitFile, read_info
 from energon_lite.formats.sqlite import INDEX_SQLITE, IndexDatabase
@@ -45,7 +45,7 @@ def use(root: Path) -> list[Any]:
         found: list[Any] = [index.sample_indices(["00003", "00040", "no such"])]
         found += [index.shard_counts(), index.has_unique_keys(), index.part_sizes()]
         found.append(index.shard_rows(1))
-    found.append(counts_if_none_has(root / META / INDEX_SQLITE, [["txt"], ["txt", "jpg"]]))
+    found.append(has_whole_sample(root / META / INDEX_SQLITE, [["txt"], ["txt", "jpg"]]))
     return found
 
 

@@ -167,3 +167,29 @@ def test_pictures_stay_bytes(tmp_path):
     assert isinstance(browser.sample(Place(0, 0)).image, bytes)
     trusted = SplitBrowser(tmp_path, "train", trust=True)
     assert trusted.sample(Place(0, 0)).image.shape == (3, 16, 24)
+
+
+def test_only_datasets_that_need_trust_are_raw(tmp_path, monkeypatch):
+    for name in "ab":
+        text_set(tmp_path / name, 9)
+    (tmp_path / "own_code.py").write_text("raise AssertionError('code of the dataset ran')")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "a/.nv-meta/dataset.yaml").write_text("__module__: own_code\n__class__: Own\n")
+    own = "{__module__: own_code, __function__: join}"
+    members = [
+        f"{{weight: 1, join: [{{path: ./b}}, {{path: ./a}}], joiner: {own}, name: joined}}",
+        "{weight: 1, path: ./b}",
+        "{weight: 1, path: ./a, name: own}",
+    ]
+    (tmp_path / "blend.yaml").write_text(
+        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n    blend:\n"
+        + "".join(f"    - {member}\n" for member in members)
+    )
+    browser = SplitBrowser(tmp_path / "blend.yaml", "train")
+    assert "joined, own. " in browser.raw
+    samples = [browser.at(Query(source=number), 9 * number) for number in range(3)]
+    assert [type(sample).__name__ for sample in samples] == [
+        "CrudeSample", "TextSample", "CrudeSample",
+    ]  # fmt: skip
+    assert samples[2]["txt"] == "text 0 "
+    assert not SplitBrowser(tmp_path / "b", "train").raw

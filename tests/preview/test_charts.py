@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from energon_lite.extras.lengths.length_index import LengthFunction, measure_lengths
 from energon_lite.extras.preview.browse import SplitBrowser
 from energon_lite.extras.preview.charts import fills, histogram, sizes
 from energon_lite.extras.preview.slots import SlotReader
 
-from ..helpers import text_set
+from ..helpers import text_of, text_set
 from .sets import PackedBytes, blend, odd_set
 
 
@@ -56,3 +57,15 @@ def test_the_fill_is_that_of_the_packs(tmp_path):
         assert bar.share == pytest.approx(fill)
         assert bar.label == f"slot {number // 2}.{number % 2 + 1}"
     assert fills(slots, None, -1) == []
+
+
+def test_stored_lengths_are_those_of_all_samples_of_the_split(tmp_path):
+    root = text_set(tmp_path, 90)
+    assert SplitBrowser(root, "train").stored_lengths() == {}
+    length = LengthFunction(lambda sample: len(sample.text) * (sample.__key__ != "00003"))
+    measure_lengths(root, length)
+    found = SplitBrowser(root, "train").stored_lengths()
+    assert list(found) == ["tokens, index default"]
+    assert found["tokens, index default"].tolist() == [len(text_of(i)) for i in range(90) if i != 3]
+    (root / ".nv-meta/energon_lite/lengths/default/train.npy").write_bytes(b"no array")
+    assert SplitBrowser(root, "train").stored_lengths() == {}

@@ -17,7 +17,6 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from energon_lite import Packing, WorkerConfig, get_savable_loader, get_train_dataset, stateless
-from energon_lite.core.errors import DatasetFormatError
 from energon_lite.extras.preview.server import Pages
 
 from ..conftest import write_tar
@@ -139,8 +138,14 @@ def test_no_code_of_a_dataset_runs_without_trust(tmp_path):
         "def load(raw): return {'text': 'loaded ' + raw['txt']}\n"
         "def part_filter(part): return True\n"
     )
-    with pytest.raises(DatasetFormatError, match="trust"):
-        client_of(root, trust=False)
+    raw = Site(root, trust=False, encoder=PackedBytes())
+    assert "--trust" in raw.get("browse").text
+    assert "text 0" in (page := raw.get("sample", at=0).text)
+    assert "loaded" not in page
+    assert "--trust" in page
+    assert "--trust" in raw.get("browse", order="run").text
+    assert "trust=True" in raw.get("model", 500).text
+    raw.get("charts")
     assert not (tmp_path / "ran").exists()
     assert "loaded text 0" in Site(root, trust=True).get("sample", at=0).text
 

@@ -145,15 +145,7 @@ class _LogCursor(StageCursor[T]):
         context = context_or(self._stream)
         if not context.is_passing:
             config, keys = self.spec.worker_config, self.spec.get_keys_fn(item)
-            config.worker_log(
-                {
-                    "t": "yield_batch",
-                    "r": config.rank,
-                    "w": config.global_worker_id(),
-                    "m": self.spec.mode,
-                    "idx": context.batch_index,
-                    "stream": self._stream.index,
-                    **({} if keys is None else {"keys": keys}),
-                }
-            )
+            line = {"t": "yield_batch", "r": config.rank, "w": config.global_worker_id()}
+            line |= {"m": self.spec.mode, "idx": context.batch_index, "stream": self._stream.index}
+            config.worker_log(line if keys is None else line | {"keys": keys})
         return item

@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from energon_lite.core.tables import table_lines
-from energon_lite.extras.view.words import counted, share_text, size_text
+from energon_lite.extras.view.words import counted, first_of, share_text, size_text
 from energon_lite.formats.known import format_of
 from energon_lite.formats.nvmeta import DEFAULT_DATASET, META
 
@@ -44,9 +44,7 @@ def prepared_text(report: PrepareReport) -> Iterator[str]:
         f"{name} ({count:,}{f' of {report.samples:,}' if count < report.samples else ''})"
         for name, count in report.parts.items()
     ]
-    if len(parts) > 10:
-        parts[10:] = [f"and {len(parts) - 10:,} more"]
-    yield "  parts: " + ", ".join(parts)
+    yield "  parts: " + ", ".join(first_of(parts, 10))
     if report.media_files is not None:
         yield f"  media metadata of {counted(report.media_files, 'file')}"
     yield f"  {wrote} {', '.join(report.written)}"
@@ -88,19 +86,18 @@ def checkpoint_text(report: Mapping[str, Any]) -> Iterator[str]:
 def diff_text(report: Mapping[str, Any]) -> Iterator[str]:
     """Yields what `checkpoint_diff` found."""
     yield f"A: {report['a']}\nB: {report['b']}"
-    lines = {"settings": report["settings"]}
+    tables = {"settings": report["settings"]}
     for name in ("places", "counts"):
         rows = [(row["what"], row["a"], row["b"]) for row in report[name]]
         known = [
             (what, *("none" if v is None else f"{v:,}" if type(v) is int else v for v in own))
             for what, *own in rows
         ]
-        lines[name] = [f"{what}: {a} in A, {b} in B" for what, a, b in known]
-    for name, found in lines.items():
+        tables[name] = [f"{what}: {a} in A, {b} in B" for what, a, b in known]
+    for name, found in tables.items():
         yield f"{name}: {'differ' if found else 'equal'}"
-        yield from (f"  {line}" for line in found[:_LISTED_DIFFERENCES])
-        if len(found) > _LISTED_DIFFERENCES:
-            yield f"  and {len(found) - _LISTED_DIFFERENCES:,} more (all of them with --json)"
+        lines = first_of(found, _LISTED_DIFFERENCES, " (all of them with --json)")
+        yield from (f"  {line}" for line in lines)
 
 
 def info_text(report: Mapping[str, Any]) -> Iterator[str]:
@@ -234,9 +231,7 @@ def plan_text(plan: Plan) -> Iterator[str]:
             shares = (interval.actual or interval.target for interval in plan.intervals)
             rows.append((source.name, *(f"{found[source.name]:.2%}" for found in shares)))
         yield from _table(rows)
-    yield from (f"warning: {warning}" for warning in plan.warnings[:_LISTED_WARNINGS])
-    if len(plan.warnings) > _LISTED_WARNINGS:
-        yield f"and {len(plan.warnings) - _LISTED_WARNINGS:,} more warnings"
+    yield from first_of([f"warning: {w}" for w in plan.warnings], _LISTED_WARNINGS, " warnings")
 
 
 def _headline(plan: Plan) -> str:

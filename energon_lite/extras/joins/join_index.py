@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePath
@@ -17,7 +17,6 @@ from zlib import crc32
 
 import numpy as np
 import torch
-from typing_extensions import Self
 
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import DatasetFormatError, pass_on
@@ -38,7 +37,7 @@ MISSING, _WRONG = -1, -2
 # -------------------------------------------------------------------------------------- the file
 
 
-class JoinIndexReader:
+class JoinIndexReader(AbstractContextManager["JoinIndexReader"]):
     """The rows of a join index, mapped into memory.
 
     Args:
@@ -103,15 +102,11 @@ class JoinIndexReader:
     def close(self) -> None:
         """Does nothing; the file is not open, but mapped."""
 
-    def __enter__(self) -> Self:
-        """Returns the reader."""
-        return self
-
     def __exit__(self, *error: object) -> None:
         """Closes the reader."""
 
 
-class JoinIndexWriter:
+class JoinIndexWriter(AbstractContextManager["JoinIndexWriter"]):
     """Writes a join index; whole, or not at all.
 
     Args:
@@ -147,10 +142,6 @@ class JoinIndexWriter:
     def close(self) -> None:
         """Renames the file to its name."""
         self._stack.close()
-
-    def __enter__(self) -> Self:
-        """Returns the writer."""
-        return self
 
     def __exit__(self, *error: Any) -> None:
         """Renames the file to its name; or removes it, after an error."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from energon_lite.decoding.images import image_format, image_header
+from energon_lite.decoding.part_formats import is_av
 from energon_lite.extras.media.av_decoder import AVDecoder
 from energon_lite.extras.media.media_metadata import (
     AVMetadata,
@@ -35,8 +36,6 @@ IMAGES = frozenset(_IMAGES.split())
 RECORDINGS = frozenset(_RECORDINGS.split())
 _HEAD_BYTES = 32
 _BUFFER_BYTES = 16 << 10
-# First bytes of containers, and those that follow "ftyp" and "RIFF????".
-_CONTAINERS = (b"fLaC", b"ID3", b"OggS", b"\x1aE\xdf\xa3", b"FLV")
 _ICON = b"\0\0\1\0"
 
 
@@ -138,13 +137,11 @@ def _type_by_name(name: str) -> MediaMetadataType | None:
 def _type_by_content(head: bytes) -> MediaMetadataType | None:
     if image_format(head) is not None or head.startswith(_ICON):
         return MediaMetadataType.IMAGE
-    if head.startswith(_CONTAINERS) or head[4:8] == b"ftyp":
-        return MediaMetadataType.AV
-    if head[:4] == b"RIFF" and head[8:12] in (b"WAVE", b"AVI "):
-        return MediaMetadataType.AV
     # A frame of mp3 or aac: eleven set bits, a layer and a bit rate that exist.
-    is_frame = head[:1] == b"\xff" and len(head) > 2 and head[1] & 0xF0 == 0xF0
-    return MediaMetadataType.AV if is_frame and head[2] & 0xF0 != 0xF0 else None
+    is_frame = head[:1] == b"\xff" and len(head) > 2 and head[1] & 0xF0 == 0xF0 != head[2] & 0xF0
+    # Brands that `is_av` does not know, and Ogg: PyAV finds out what is in them.
+    is_other = head[4:8] == b"ftyp" or head.startswith(b"OggS")
+    return MediaMetadataType.AV if is_av(head) or is_frame or is_other else None
 
 
 def read_metadata(name: str, file: BinaryIO, config: MediaFilterConfig) -> MediaMetadataBase | None:

@@ -14,7 +14,7 @@ from energon_lite.core.samples import SAMPLE_TYPES, Sample
 from energon_lite.extras.media.media_headers import MediaFilterConfig
 from energon_lite.extras.prepare import choose_shards
 from energon_lite.extras.prepare.choose_shards import Ratio, Shard, find_shards, parse_ratio
-from energon_lite.extras.prepare.index_writer import counts_if_none_has
+from energon_lite.extras.prepare.index_writer import counts_of_groups, has_whole_sample
 from energon_lite.extras.prepare.odd_parts import FIRST_DOT
 from energon_lite.extras.prepare.split_text import split_text
 from energon_lite.formats import nvmeta
@@ -118,9 +118,9 @@ def check_samples(
             the samples that have the parts of each field.
     """
     groups = {name: [path.part for path in paths] for name, paths in field_map.paths.items()}
-    counts = counts_if_none_has(index, list(groups.values()))
-    if counts is None:
+    if has_whole_sample(index, list(groups.values())):
         return
+    counts = counts_of_groups(index, list(groups.values()))
     if 0 in counts:
         name, wanted = list(groups.items())[counts.index(0)]
         raise DatasetFormatError(

@@ -58,21 +58,15 @@ _FAULTS = {
 # ------------------------------------------------------------------------------------- asking
 
 
-def counts_if_none_has(index: PurePath, groups: Sequence[Collection[str]]) -> list[int] | None:
-    """Counts, where no sample has a part of each group, the samples with a part of one group.
-
-    Returns:
-        The count of each group; None where a sample has parts of all of them.
-    """
+def has_whole_sample(index: PurePath, groups: Sequence[Collection[str]]) -> bool:
+    """Whether a sample has a part of each group."""
     having = " AND ".join(f"max(part_name IN ({question_marks(group)}))" for group in groups)
     query = (
         "SELECT 1 FROM sample_parts GROUP BY tar_file_id, sample_index "
         f"HAVING {having or 'true'} LIMIT 1"
     )
     with ReadOnlyDatabase(index, INDEX_TABLES, "prepare again") as database:
-        if database.rows(query, [part for group in groups for part in group], int):
-            return None
-    return counts_of_groups(index, groups)
+        return bool(database.rows(query, [part for group in groups for part in group], int))
 
 
 def counts_of_groups(index: PurePath, groups: Sequence[Collection[str]]) -> list[int]:

@@ -29,6 +29,7 @@ from energon_lite.extras.prepare.indexing import ORIGINAL, ShardResult, index_sh
 from energon_lite.extras.prepare.odd_parts import odd_parts
 from energon_lite.extras.prepare.pool import ordered_results, outcome
 from energon_lite.extras.prepare.report import PrepareReport, SplitCount
+from energon_lite.extras.view.words import first_of
 from energon_lite.formats import nvmeta
 from energon_lite.formats.known import format_of
 from energon_lite.formats.nvmeta import INFO_JSON, INFO_YAML, META
@@ -267,9 +268,7 @@ def _combined(errors: Sequence[Exception], num_shards: int) -> Exception:
     if len(errors) == 1:
         return errors[0]
     kind = _SharedKeys if all(isinstance(e, _SharedKeys) for e in errors) else DatasetFormatError
-    lines = list(map(str, errors[:_ERRORS_SHOWN]))
-    lines += [f"and {len(errors) - _ERRORS_SHOWN} more"] if len(errors) > _ERRORS_SHOWN else []
-    text = "\n  ".join(lines)
+    text = "\n  ".join(first_of(list(map(str, errors)), _ERRORS_SHOWN))
     return kind(f"{len(errors)} of {num_shards} shards cannot be used:\n  {text}")
 
 

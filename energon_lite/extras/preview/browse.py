@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from os import PathLike
@@ -14,11 +15,16 @@ from threading import Lock
 from time import monotonic
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import SourceFacts
+from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.topology import Stream
 from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.extras.inspect.draws import RunShape
 from energon_lite.extras.inspect.forecast import run_opener
+from energon_lite.extras.preview.raw_folders import RawOpener, raw_notice
 from energon_lite.extras.view.fields import fields_of, is_plain, short_text
 from energon_lite.formats.known import format_of
 from energon_lite.formats.shards import ShardReader
@@ -26,6 +32,7 @@ from energon_lite.formats.sqlite import sample_indices
 from energon_lite.metadataset.build import build_training, build_validation
 from energon_lite.metadataset.read import is_metadataset, split_names
 from energon_lite.stages.plan_order import NO_REFS, OrderReader, Refs, joined, order_of, sources_in
+from energon_lite.storage import files
 from energon_lite.storage.local_paths import local_path
 
 Order = Literal["files", "run"]
@@ -87,7 +94,8 @@ class SplitBrowser:
     Args:
         path: a prepared folder, a file of samples or a metadataset.
         split_part: the split.
-        trust: whether code that the dataset names may run. Such code gets decoded parts.
+        trust: whether code that the dataset names may run. Such code gets decoded parts; without
+            it, the parts are shown in place of samples.
         num_streams: of the run.
         batch_size: samples of a batch of the run.
         settings: further arguments of `get_train_dataset` that decide the order of the run.
@@ -96,6 +104,7 @@ class SplitBrowser:
         sources: what is known of each source.
         num_samples: of all sources.
         run_error: why there is no order of the run; empty if there is one.
+        raw: what is missing without `trust`; empty if nothing is.
 
     Raises:
         FileNotFoundError: The path does not exist.
@@ -108,10 +117,10 @@ class SplitBrowser:
     ) -> None:  # fmt: skip
         self.run_error, self._lock = "", Lock()
         undecoded: Any = {} if trust else {"image_decode": "bytes", "av_decode": "bytes"}
-        opener = run_opener(
+        opener = RawOpener(**vars(run_opener(
             path, split_part, RunShape(0, batch_size, 1, num_streams), trust=trust,
             decoder=SampleDecoder(**undecoded), **settings,
-        )  # fmt: skip
+        )))  # fmt: skip
         shares: Mapping[str, float] = {}
         try:
             dataset = build_training(opener, repeat=True)
@@ -123,6 +132,7 @@ class SplitBrowser:
         names = [source.name for source in self._sources]
         total = sum(shares.values())
         self._factories = opener.factories[-len(names) :]
+        self.raw = raw_notice(self._factories)
         self.sources = [
             SourceRow(
                 facts, str(factory.path),
@@ -217,6 +227,25 @@ class SplitBrowser:
                 if is_own and position not in excluded:
                     return Place(number, index)
         return None
+
+    def stored_lengths(self) -> dict[str, Int64Array]:
+        """Returns the lengths in the indexes of the sources; of samples that have a length.
+
+        Returns:
+            By name of resource and index, of all sources together; shape (N,).
+        """
+        found: dict[str, list[Int64Array]] = {}
+        for source in self._sources:
+            root, order = source.reader.root, source.order
+            folder = format_of(root).beside(root, "lengths")[1]
+            entries = files.entries(folder) if files.is_folder(folder) else []
+            for name in (entry.rstrip("/") for entry in entries):  # of folders they end with one
+                for resource in source.stored_facts(name).get("resources", ()):
+                    with suppress(OSError, DatasetFormatError):  # an index of other data
+                        whole = source.stored_lengths(name, resource)
+                        own = whole[order.first : order.first + order.num_samples]
+                        found.setdefault(f"{resource}, index {name}", []).append(own[own > 0])
+        return {name: np.concatenate(own) for name, own in found.items()}
 
     def search(
         self, query: Query, start: int, count: int, *, step: int = 1, limit_sec: float = 1.0

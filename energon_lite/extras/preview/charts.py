@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.extras.preview.browse import Query, SplitBrowser
 from energon_lite.extras.preview.slots import SlotReader
 from energon_lite.extras.view.fields import field_views, walked
@@ -28,7 +29,7 @@ class Bar:
     text: str
 
 
-def histogram(values: Sequence[int]) -> list[Bar]:
+def histogram(values: Sequence[int] | Int64Array) -> list[Bar]:
     """Returns a bar for each range of some whole numbers; rare large ones are in the last."""
     if not len(values):
         return []

@@ -75,8 +75,8 @@ class Pages:
         )
         self._sample = lru_cache(8)(lambda split, place: self._browser(split).sample(place))
         self._batch = lru_cache(8)(self._read_batch)
-        self._browser(self._split)  # errors of the data are seen before the page is
-        if encoder is not None or states:
+        # Errors of the data are seen before the page is.
+        if not self._browser(self._split).raw and (encoder is not None or states):
             self._slots(self._split)
         self._jinja = jinja2.Environment(
             loader=jinja2.FileSystemLoader(_HERE / "templates"), autoescape=True,
@@ -176,7 +176,7 @@ class Pages:
             raise ValueError(f"there is no sample at {position:,}")
         return self._html(
             request, "sample", card=self._card(split, position, place), query=query,
-            source=browser.sources[place.source], first=first, stop=stop,
+            source=browser.sources[place.source], first=first, stop=stop, raw=browser.raw,
         )  # fmt: skip
 
     def _step(self, request: Request) -> Response:
@@ -228,7 +228,8 @@ class Pages:
             raise ValueError(f"steps={steps:,}: the charts are of up to {_MAX_STEPS:,} steps")
         forecast = _or_error(lambda: plan(self._path, steps=steps, split_part=split, **self._order))
         return self._html(
-            request, "charts", steps=steps, forecast=forecast,
+            request, "charts", steps=steps, forecast=forecast, lengths=browser.stored_lengths(),
+            histogram=charts.histogram,
             sizes=_or_error(lambda: charts.sizes(browser, _LIMIT_SEC)),
             fills=_or_error(lambda: charts.fills(self._slots(split), self._encoder, _LIMIT_SEC)),
         )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from os import PathLike
 from threading import Lock
@@ -12,7 +11,8 @@ from typing import Any, NamedTuple
 from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.state import RestoreKey, Snapshot
 from energon_lite.core.topology import Stream, WorkerConfig
-from energon_lite.loader.resume import decompressed, resume
+from energon_lite.extras.view.stage_tree import saved_stages
+from energon_lite.loader.resume import resume
 from energon_lite.pipeline import get_train_dataset
 
 _LIMIT_SEC = 5.0  # in one call
@@ -35,17 +35,12 @@ def saved_settings(states: Sequence[Any]) -> dict[str, Any]:
 
     Arguments that differ between the sources of the run are omitted.
     """
-    config: Any = next((state["config"] for state in states if state.get("config")), {})
-    found: dict[str, set[str]] = {}
-
-    def note(entries: list[tuple[str, Any]]) -> None:
-        for name, value in entries:
-            if name in _SAVED:
-                found.setdefault(name, set()).add(json.dumps(value))
-
-    # Calls it for the dict of each stage.
-    json.loads(json.dumps(decompressed(config, "config")), object_pairs_hook=note)
-    same = {name: json.loads(min(own)) for name, own in found.items() if len(own) == 1}
+    stages = [stage for state in states for stage in saved_stages(state)]
+    same: dict[str, Any] = {}
+    for name in _SAVED:
+        values = [stage[name] for stage in stages if name in stage]
+        if values and all(value == values[0] for value in values):
+            same[name] = values[0]
     return {"num_streams": states[0]["num_streams"], **same} if states else {}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
@@ -23,6 +23,7 @@ from energon_lite.extras.report.stats_file import (
     together,
     total,
 )
+from energon_lite.extras.view.stage_tree import saved_stages
 from energon_lite.loader.resume import decompressed
 
 _MAX_INTERVALS = 24  # of a report; lines between them are skipped
@@ -62,7 +63,8 @@ class Report:
         unit: what shares are of, "samples" or "tokens".
         num_workers: loader workers of each rank.
         sec: seconds of the run that were measured.
-        counts: of all ranks in this time; since the run began, where no time was measured.
+        counts: of all ranks in this time; since the run began, where no time was measured. A batch
+            of several sources counts for each of them.
         sources: counts of each source since the run began, with `size`, `epochs`, and shares
             `asked` and `given`.
         intervals: the run in up to 25 parts.
@@ -160,7 +162,7 @@ def made_report(
 
 def _state_record(states: Sequence[Mapping[str, Any]]) -> Record:
     """Returns the counts of the states of a run; of several of a rank, those of the newest."""
-    settings = [own for s in states for own in _stage_settings(decompressed(s["config"], "config"))]
+    settings = [own for state in states for own in saved_stages(state)]
     sizes = {own["name"]: own["samples"] for own in settings if own.get("stage") == "source"}
     unit = "tokens" if any(own.get("unit") == "tokens" for own in settings) else "samples"
     ranks = {}
@@ -170,15 +172,6 @@ def _state_record(states: Sequence[Mapping[str, Any]]) -> Record:
         step = state["base"] // state["world_size"] + state["count"]
         ranks[state["rank"]] = checked_record({"step": step, "sources": sources, "unit": unit})
     return together([ranks[rank] for rank in sorted(ranks)])
-
-
-def _stage_settings(config: Any) -> Iterator[dict[str, Any]]:
-    """Yields the settings of all stages of a pipeline."""
-    if isinstance(config, dict):
-        yield config
-        config = list(config.values())
-    for part in config if isinstance(config, list) else ():
-        yield from _stage_settings(part)
 
 
 def _thinned(records: Sequence[Record]) -> list[Record]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from energon_lite.core.dataset import AnyDataset, SavableDataset, SourceFacts
 from energon_lite.core.stage import Stage
 from energon_lite.core.user_function import UserFunction
 from energon_lite.extras.view.words import counted, share_text, size_text
+from energon_lite.loader.resume import decompressed
 from energon_lite.order.schedules import Weights
 
 _MAX_CHILDREN = 10  # of more datasets side by side the first are shown
@@ -20,6 +21,16 @@ _HIDDEN = {
     "stage", "of", "seeded", "expands", "seed_offset", "lengths", "name", "unit", "end_of_data",
 }  # fmt: skip
 _NAMELESS = {"blend_mode", "algorithm"}
+
+
+def saved_stages(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields the settings of all stages that are in the state of a rank, and all dicts in them."""
+    config = decompressed(state.get("config") or {}, "config")
+    parts: list[Any] = [config]
+    for part in parts:
+        if isinstance(part, dict):
+            yield part
+        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
 
 
 def is_tree(value: Any) -> bool:

@@ -40,6 +40,12 @@ def size_text(size: float, digits: int = 2) -> str:
     return f"{size:.{digits}f} TiB"
 
 
+def first_of(texts: Sequence[str], most: int, what: str = "") -> list[str]:
+    """Returns the first of several texts; in place of the others one as "and 3 more"."""
+    rest = len(texts) - most
+    return [*texts[:most], *([f"and {rest:,} more{what}"] if rest > 0 else [])]
+
+
 def error_text(error: Exception) -> str:
     """Writes an error with its notes, a line each."""
     return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])

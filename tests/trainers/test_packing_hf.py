@@ -1,4 +1,4 @@
-"""The quickstart's section on Hugging Face models, run as it is written."""
+"""The model of transformers on the page of packs, run as it is written."""
 
 from __future__ import annotations
 
@@ -10,25 +10,19 @@ import torch
 
 from ..architecture.doc_blocks import find_blocks
 from ..conftest import REPO
-from ..helpers import caption_set
 
 pytest.importorskip("transformers")
 
 
-def test_model_of_the_quickstart_learns_and_keeps_the_texts_of_a_pack_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    caption_set(tmp_path / "pets", 40)
-    monkeypatch.chdir(tmp_path)
-    page = (REPO / "docs" / "quickstart.md").read_text(encoding="utf-8")
-    section = page[page.index("## 8.") :]
+def test_model_of_the_page_learns_and_keeps_the_samples_of_a_pack_apart(data_folder: Path) -> None:
+    blocks = find_blocks((REPO / "docs" / "packing.md").read_text(encoding="utf-8"))
+    python = [block.code for block in blocks if block.language == "python"]
+    (training,) = [code for code in python if "LlamaConfig" in code]
+    (mask,) = [code for code in python if "is_causal=True" in code]
     names: dict[str, Any] = {"__name__": __name__}
-    exec("from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset", names)
-    torch.manual_seed(0)
-    run = [block for block in find_blocks(section) if "GPU" not in block.skip]
-    assert len(run) == 3
-    for block in run:
-        exec(block.code, names)
+    for code in (python[0], training):
+        exec(code, names)
+    exec(mask.partition("\n\n")[0], names)
     model, batch = names["model"].eval(), names["batch"]
     with torch.no_grad():
         ids = model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False)
