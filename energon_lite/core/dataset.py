@@ -19,7 +19,7 @@ from typing_extensions import Self
 
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.global_generators import GENERATORS_DRAWN, StreamGenerators
-from energon_lite.core.sample_columns import Columns, joined_samples, samples_of
+from energon_lite.core.sample_columns import Columns, joined_samples
 from energon_lite.core.state import COUNT, JSON, NUMBER, Kind, RestoreKey, Snapshot, as_damage
 from energon_lite.core.stream_context import DEFAULT_MAX_SKIP_RATE, StreamContext
 from energon_lite.core.topology import Stream, WorkerConfig, count_rank_items, current
@@ -55,22 +55,10 @@ class Cursor(Iterator[T_co], ABC):
             StateError: The snapshot is of another kind of stage.
         """
 
-    def take(self, n: int) -> tuple[list[T_co], list[RestoreKey]]:
-        """Returns the next `n` items, or what is left, and their restore keys."""
-        items: list[T_co] = []
-        keys: list[RestoreKey] = []
-        with suppress(StopIteration):
-            for _ in range(n):
-                items.append(next(self))
-                keys.append(self.key)
-        return items, keys
+    def take(self, n: int) -> tuple[list[T_co] | Columns, list[RestoreKey]]:
+        """Returns some of the next `n` items, and their restore keys.
 
-    def take_batch(self, n: int) -> tuple[list[T_co] | Columns, list[RestoreKey]]:
-        """Returns the same, where the items are at hand as columns in this form."""
-        return self.take(n)
-
-    def take_ready(self, n: int) -> tuple[list[T_co], list[RestoreKey]]:
-        """Returns some of the next `n` items, and their restore keys: those that are read, or one.
+        So many as are made together, by default one; none if all of these were skipped.
 
         Raises:
             StopIteration: There is none.
@@ -84,33 +72,16 @@ class Cursor(Iterator[T_co], ABC):
             next(self)
 
 
-class CursorInParts(Cursor[T]):
-    """A cursor of samples that are read several at once."""
-
-    @abstractmethod
-    def take_part(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
-        """Returns some of the next `n` samples, and their restore keys; see `take_ready`."""
-
-    def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
-        """Returns the next samples, and their restore keys."""
-        taken, keys = self.take_batch(n)
-        return samples_of(taken), keys
-
-    def take_batch(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
-        """As `take`, with columns of the samples if all of them were decoded in blocks."""
-        parts: list[list[T] | Columns] = []
-        keys: list[RestoreKey] = []
-        with suppress(StopIteration):
-            while len(keys) < n:
-                part, own = self.take_part(n - len(keys))
-                parts.append(part)
-                keys += own
-        return joined_samples(parts), keys
-
-    def take_ready(self, n: int) -> tuple[list[T], list[RestoreKey]]:
-        """Returns the next samples of those that were read, or one."""
-        taken, keys = self.take_part(n)
-        return samples_of(taken), keys
+def taken(cursor: Cursor[T], n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
+    """Returns the next `n` items, or what is left, and their restore keys."""
+    parts: list[list[T] | Columns] = []
+    keys: list[RestoreKey] = []
+    with suppress(StopIteration):
+        while len(keys) < n:
+            part, own = cursor.take(n - len(keys))
+            parts.append(part)
+            keys += own
+    return joined_samples(parts), keys
 
 
 class SourceFacts(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -11,6 +12,7 @@ import numpy as np
 
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import Cursor
+from energon_lite.core.sample_columns import Columns
 from energon_lite.core.stage import Stage
 from energon_lite.core.state import JSON, RestoreKey
 from energon_lite.core.stream_context import context_or
@@ -106,11 +108,11 @@ class _OrderCursor(SourceCursor[RestoreKey]):
         self.key = key = next(self._keys)
         return key
 
-    def take(self, n: int) -> tuple[list[RestoreKey], list[RestoreKey]]:
+    def take(self, n: int) -> tuple[list[RestoreKey] | Columns, list[RestoreKey]]:
         keys = list(islice(self._keys, n))
+        if not keys:
+            raise StopIteration
         return keys, keys
-
-    take_batch, take_ready = Cursor.take_batch, Cursor.take_ready
 
     has_columns = True
 
@@ -185,8 +187,6 @@ class PlannedSource(Stage[T]):
 
 
 class _PlannedCursor(SourceCursor[T]):
-    take, take_batch = Cursor.take, Cursor.take_batch
-
     def __init__(self, source: WebdatasetSource[T], stream: Stream, rows: PlannedRows) -> None:
         self._planned = rows
         super().__init__(source, stream, rows)
@@ -200,7 +200,7 @@ class _PlannedCursor(SourceCursor[T]):
                 return sample
         raise StopIteration
 
-    def take_ready(self, n: int) -> tuple[list[T], list[RestoreKey]]:
+    def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
         position, due = self.position, self._planned.num_due
         if self._row == self._num_rows and position < due:
             self._read_on()
@@ -210,13 +210,18 @@ class _PlannedCursor(SourceCursor[T]):
         if self._decoded is None:
             data: Any = self._block and self._block.data
             is_small = type(data) is memoryview and len(data) <= _SMALL_BYTES * self._num_rows
-            return Cursor.take(self, min(num, _MOST_AT_ONCE if is_small else 1))
+            samples, keys = list[T](), list[RestoreKey]()
+            with suppress(StopIteration):
+                for _ in range(min(num, _MOST_AT_ONCE if is_small else 1)):
+                    samples.append(next(self))
+                    keys.append(self.key)
+            return samples, keys
         rows = slice(self._row, self._row + num)
         keys = self._planned.keys[position : position + num]
         self._row = rows.stop
         self._context.costs[self._name].draws += num
         made = self.spec.loader.made(self._decoded, rows, keys, self._origins)
-        return made.samples(), keys
+        return made, keys
 
     def _count_skip(
         self, error: Exception, members: Any, shard: str, place: int, key: RestoreKey

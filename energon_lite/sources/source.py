@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from energon_lite.core.arrays import Int64Array
-from energon_lite.core.dataset import Cursor, CursorInParts, SavableDataset, SourceFacts, Traits
+from energon_lite.core.dataset import Cursor, SavableDataset, SourceFacts, Traits
 from energon_lite.core.errors import StateError
 from energon_lite.core.sample_columns import Columns, Origin, SampleColumns
 from energon_lite.core.samples import SourceInfo
@@ -180,7 +180,7 @@ class WebdatasetSource(SavableDataset[T]):
         }
 
 
-class SourceCursor(CursorInParts[T]):
+class SourceCursor(Cursor[T]):
     """A stream's place in a source.
 
     Args:
@@ -236,7 +236,7 @@ class SourceCursor(CursorInParts[T]):
                 sample = self.spec.loader.made_one(self._decoded, row, key)
         return sample  # type: ignore[no-any-return]
 
-    def take_part(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
+    def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
         """Returns the next samples of a block that was decoded, or one."""
         if self._row == self._num_rows:
             self._read_on()

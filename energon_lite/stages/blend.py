@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from energon_lite.core.arrays import Float64Array, Int64Array
-from energon_lite.core.dataset import Cursor, CursorInParts, SavableDataset, Traits, depth_of
+from energon_lite.core.dataset import Cursor, SavableDataset, Traits, depth_of
 from energon_lite.core.errors import StateError
 from energon_lite.core.keys import first_leaf, leaves
 from energon_lite.core.sample_columns import Columns
@@ -646,7 +646,7 @@ class _BlendCursor(StageCursor[T]):
         self._begin()
 
 
-class _SourcesCursor(CursorInParts[T], _BlendCursor[T]):
+class _SourcesCursor(_BlendCursor[T]):
     """A place in a blend of sources, of which the next draws are read together if possible."""
 
     def __init__(self, spec: BlendDataset[T], stream: Stream) -> None:
@@ -698,7 +698,7 @@ class _SourcesCursor(CursorInParts[T], _BlendCursor[T]):
             self._ahead.pass_over()
         return item
 
-    def take_part(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
+    def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
         num = self._num_ready(n)
         if not num:
             return [next(self)], [self.key]

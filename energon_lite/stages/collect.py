@@ -14,6 +14,7 @@ from energon_lite.batching.collector import Collector, OneByOne, Samples
 from energon_lite.core.dataset import Cursor, SavableDataset, StreamRun
 from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.keys import REPEATED, first_leaf, name_of_key, whole
+from energon_lite.core.sample_columns import samples_of
 from energon_lite.core.stage import Stage
 from energon_lite.core.state import RestoreKey, Snapshot
 from energon_lite.core.stream_context import (
@@ -165,9 +166,9 @@ class CollectDataset(ListDataset[T]):
         """
         with suppress(StopIteration):
             while num > 0:
-                samples, keys = inner.take_ready(num)
+                samples, keys = inner.take(num)
                 num -= len(keys)
-                for key, sample in zip(keys, samples, strict=True):
+                for key, sample in zip(keys, samples_of(samples), strict=True):
                     found.add(units_of(key, sample), sample)
         return num > 0
 

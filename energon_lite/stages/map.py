@@ -7,13 +7,13 @@ import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
 
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import SkipSample, StateError
 from energon_lite.core.keys import first_leaf, name_of_key
+from energon_lite.core.sample_columns import Columns, samples_of
 from energon_lite.core.stage import Stage, StageCursor
 from energon_lite.core.state import COUNT, JSON, KEY, RestoreKey, Snapshot
 from energon_lite.core.stream_context import current_context
@@ -225,30 +225,15 @@ class FilterDataset(MapDataset[T]):
     restore_sample = Stage.restore_sample
 
 
-class ReadyCursor(Cursor[T]):
-    """A place among items that are made several at once; a subclass defines `take_ready`."""
-
-    key: RestoreKey = ()
-
-    def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
-        """Returns the next items, and their restore keys."""
-        items: list[T] = []
-        keys: list[RestoreKey] = []
-        with suppress(StopIteration):
-            while len(keys) < n:
-                more, own = self.take_ready(n - len(keys))
-                items += more
-                keys += own
-        return items, keys
-
-
 def takes_turns(function: UserFunction, dataset: SavableDataset[Any]) -> bool:
     """Returns whether a function and those below draw from the same generators, item by item."""
     return function.may_draw and bool(dataset.drawing)
 
 
-class MapCursor(ReadyCursor[T], StageCursor[T]):
+class MapCursor(StageCursor[T]):
     """A place among items of which each has been given to a function."""
+
+    key: RestoreKey = ()
 
     def __init__(self, spec: MapDataset[T], inner: Cursor[Any]) -> None:
         super().__init__(spec, inner)
@@ -269,16 +254,16 @@ class MapCursor(ReadyCursor[T], StageCursor[T]):
                 self.key = key
                 return result  # type: ignore[no-any-return]
 
-    def take_ready(self, n: int) -> tuple[list[T], list[RestoreKey]]:
+    def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
         """Returns some of the next items, and their restore keys."""
         if self._takes_turns:
-            return super().take_ready(n)
-        while True:
-            items, keys = self.inner.take_ready(n)
-            results, keys = unskipped(self._run.call_timed(keys, items), keys)
-            if keys:
-                self.key = keys[-1]
-                return results, keys
+            return super().take(n)
+        items, keys = self.inner.take(n)
+        if not keys:
+            return [], keys
+        results, keys = unskipped(self._run.call_timed(keys, samples_of(items)), keys)
+        self.key = keys[-1] if keys else self.key
+        return results, keys
 
 
 class _ExpandCursor(StageCursor[T]):

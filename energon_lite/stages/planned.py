@@ -23,13 +23,13 @@ from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.keys import is_piece, name_of_key, whole
+from energon_lite.core.sample_columns import Columns
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import StreamContext, context_of, current_context
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED
 from energon_lite.sources.source import WebdatasetSource
 from energon_lite.stages.collect import ListDataset, count_dropped
-from energon_lite.stages.map import ReadyCursor
 from energon_lite.stages.plan_order import (
     NO_REFS,
     OrderReader,
@@ -226,8 +226,10 @@ class PlannedDataset(ListDataset[list[Any]]):
         return [(source, self.index) for source in self.webdatasets.values()]
 
 
-class PlanCursor(ReadyCursor[list[Any]]):
+class PlanCursor(Cursor[list[Any]]):
     """A stream's position among planned lists."""
+
+    key: RestoreKey = ()
 
     def __init__(self, spec: PlannedDataset, stream: Stream) -> None:
         self._spec = spec
@@ -266,7 +268,7 @@ class PlanCursor(ReadyCursor[list[Any]]):
             if lists:
                 return lists[0]
 
-    def take_ready(self, n: int) -> tuple[list[list[Any]], list[RestoreKey]]:
+    def take(self, n: int) -> tuple[list[list[Any]] | Columns, list[RestoreKey]]:
         """Returns the samples of some of the next lists, which are read together, and their keys.
 
         Hooks that draw do so in the order of the lists.

@@ -38,7 +38,7 @@ class SampleBuffer:
         self.new: list[tuple[int, int, Sequence[int], RestoreKey]] = []
         self._first_key = 2 + num_lengths
         self._table = KeyTable()
-        self._array = np.empty((0, self._first_key), np.int64)
+        self._array = np.empty((0, self._first_key + 1), np.int64)
         self._num_rows = 0
 
     def add(self, keys: Sequence[RestoreKey], samples: Sequence[Any], rows: Samples) -> None:

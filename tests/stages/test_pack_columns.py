@@ -259,7 +259,7 @@ def test_batches_of_packs_equal_those_made_one_by_one(
         patch.setattr(TaskEncoder, "_takes_columns", property(lambda self: False))
         patch.setattr(PlanCursor, "take", Cursor.take)
         for cursor in (_PlannedCursor, MapCursor, _MemberCursor):
-            patch.setattr(cursor, "take_ready", Cursor.take_ready)
+            patch.setattr(cursor, "take", Cursor.take)
         assert_same([run_of(Stream(index, 2)) for index in range(2)], found)
 
 

@@ -483,7 +483,7 @@ def test_packs_read_by_blocks_equal_those_read_one_by_one(
     by_blocks = [run_of(Stream(index, 2)) for index in range(2)]
     with pytest.MonkeyPatch.context() as patch:
         for cursor in (_PlannedCursor, MapCursor):
-            patch.setattr(cursor, "take_ready", Cursor.take_ready)
+            patch.setattr(cursor, "take", Cursor.take)
         assert [run_of(Stream(index, 2)) for index in range(2)] == by_blocks
     assert any("DecodingError" in str(records) for run in by_blocks for *_, records in run)
 
