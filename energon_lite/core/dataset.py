@@ -8,6 +8,7 @@ tested by `energon_lite.testing.check_dataset`.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +25,7 @@ from energon_lite.core.state import COUNT, JSON, NUMBER, Kind, RestoreKey, Snaps
 from energon_lite.core.stream_context import DEFAULT_MAX_SKIP_RATE, StreamContext
 from energon_lite.core.topology import Stream, WorkerConfig, count_rank_items, current
 from energon_lite.core.user_function import UserFunction
-from energon_lite.names.energon_modules import Described
+from energon_lite.names.energon_modules import Described, LazyFunction
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -307,6 +308,8 @@ class SavableDataset(Described, IterableDataset[T_co], ABC):
         """Lists the sources whose samples are planned by a length index, with its name."""
         return [pair for child in self.children for pair in child.planned_by()]
 
+    _refuse_loader = LazyFunction("energon_lite.extras.trainers.torch_loaders:refuse_loader")
+
     @property
     def functions(self) -> tuple[UserFunction, ...]:
         """The functions of the user that this dataset itself calls."""
@@ -325,17 +328,14 @@ class SavableDataset(Described, IterableDataset[T_co], ABC):
         After an error, the next item is the one that failed.
 
         Raises:
-            RuntimeError: Several worker processes of a `torch.utils.data.DataLoader` do so.
+            RuntimeError: Several worker processes of a `torch.utils.data.DataLoader` do so, or one
+                makes batches of batches.
         """
-        worker = get_worker_info()
+        # Of a DataLoader with a batch_size, the object that makes its batches iterates.
+        worker, caller = get_worker_info(), sys._getframe(1).f_locals.get("self")
         if worker is not None and worker.dataset is self and worker.num_workers > 1:
-            raise RuntimeError(
-                f"Each of {worker.num_workers} worker processes of this torch DataLoader would "
-                f"return the whole {type(self).__name__}. Use energon_lite.get_loader(dataset) (or "
-                "get_savable_loader), with WorkerConfig(num_workers=...), which is a torch "
-                "DataLoader, too."
-            )
-        return _WholePass(self)
+            self._refuse_loader(worker.num_workers)
+        return _WholePass(self, getattr(caller, "auto_collation", False))
 
 
 AnyDataset = SavableDataset[Any]
@@ -503,9 +503,9 @@ def _called_in(context: StreamContext, function: Callable[[Any], T], argument: o
 class _WholePass(Iterator[T]):
     """Iterates a dataset as one stream; an error leaves it where it stood."""
 
-    def __init__(self, dataset: SavableDataset[T]) -> None:
+    def __init__(self, dataset: SavableDataset[T], is_batched_again: bool = False) -> None:
         self._run = StreamRun(dataset, Stream(0, 1))
-        self._length = dataset.pass_length
+        self._length, self._is_batched_again = dataset.pass_length, is_batched_again
 
     def __next__(self) -> T:
         """Returns the next item."""
@@ -514,9 +514,12 @@ class _WholePass(Iterator[T]):
             raise StopIteration
         place = run.snapshot()
         try:
-            return next(run)
+            item = next(run)
         except StopIteration:
             raise
         except BaseException:
             run.restore(place)
             raise
+        if self._is_batched_again and run.key[0] in ("batch", "pack"):
+            SavableDataset._refuse_loader(0)
+        return item

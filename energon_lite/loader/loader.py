@@ -134,8 +134,9 @@ class SavableDataLoader(Described, DataLoader[T]):
         handler = (dataset.worker_config or config).global_error_handler
         is_own_limit = max_skip_rate is None and handler is not log_exception
         max_skip_rate = DEFAULT_MAX_SKIP_RATE if max_skip_rate is None else max_skip_rate
-        watchdog = Watchdog(watchdog_timeout_seconds, watchdog_initial_timeout_seconds)
         waits = (watchdog_timeout_seconds or 0, watchdog_initial_timeout_seconds or 0)
+        # Workers report what they do themselves.
+        watchdog = Watchdog(*((0, 0) if config.num_workers else waits))
         own_log = Path(str(skip_log).replace("{rank}", str(config.rank))).absolute()
         settings = RunSettings(
             prefetch_factor=prefetch_factor,

@@ -82,9 +82,10 @@ class BatchLists(ListDataset[list[Any]]):
     def num_items(self, stream: Stream) -> int:
         """Counts the batches of a stream's pass."""
         num_samples = self.dataset.num_items(stream)
-        if self.batch_drop_last:
-            return num_samples // self.batch_size
-        return -(-num_samples // self.batch_size)
+        if self.endless:  # no batch is a last one
+            return stream.part(num_samples / self.batch_size)
+        spare = 0 if self.batch_drop_last else self.batch_size - 1
+        return (num_samples + spare) // self.batch_size
 
     def expected(self, num_items: float) -> dict[str, float]:
         """Counts the samples of a number of batches."""

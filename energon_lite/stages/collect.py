@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from functools import cached_property
-from math import ceil
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -186,14 +185,15 @@ class CollectDataset(ListDataset[T]):
 
     def num_items(self, stream: Stream) -> int:
         """Counts the lists as if all samples were of one group."""
-        num_samples, about = self.dataset.num_items(stream), None
-        if stream.estimates and num_samples and not self.samples_per_list:
-            about = self.trial
+        num_samples = self.dataset.num_items(stream)
+        may_try = stream.estimates and num_samples and not self.samples_per_list
+        about = self.trial if may_try else None
+        at_end, per_sample = about or (0.0, 1 / (self.samples_per_list or 1))
+        if self.endless:
+            return stream.part(per_sample * num_samples)
         if about is None:
             return -(-num_samples // (self.samples_per_list or 1))
-        # So that all streams together have at most one list that is rounded up.
-        mean = max(0.0, about[0] + about[1] * num_samples - 1e-6)
-        return ceil((stream.index + 1) * mean) - ceil(stream.index * mean)
+        return stream.part(max(0.0, at_end + per_sample * num_samples))
 
     @cached_property
     def trial(self) -> tuple[float, float] | None:

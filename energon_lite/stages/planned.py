@@ -10,7 +10,6 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -203,7 +202,7 @@ class PlannedDataset(ListDataset[list[Any]]):
     def num_items(self, stream: Stream) -> int:
         """Counts the lists of a stream's pass; of endless data, about those of its first epoch."""
         if self.endless:
-            return ceil(self.dataset.num_items(stream) / max(1.0, self.samples_per_list))
+            return stream.part(self.dataset.num_items(stream) / max(1.0, self.samples_per_list))
         about = (stream.index, stream.num_streams, stream.pass_index)
         if about not in self._counted:
             if len(self._counted) > _MOST_COUNTED:

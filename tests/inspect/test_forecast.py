@@ -456,3 +456,25 @@ def test_half_a_million_draws_are_predicted_exactly(root, tmp_path):
     split = {"blend": [entry("big"), entry("big", weight=3)]}
     path = written(tmp_path, split)
     assert plan(path, steps=500_000, num_streams=4).drawn_steps == 500_000
+
+
+def test_a_run_of_very_many_epochs_is_extrapolated(root, monkeypatch):
+    monkeypatch.setattr(module, "MAX_EPOCHS", 10)
+    found = plan(root / "a", steps=10**12)
+    assert (found.drawn_steps, found.samples) == (230, 10**12)
+
+
+def test_what_would_be_drawn_for_hours_is_refused(root):
+    with pytest.raises(ValueError, match=r"a step has 1,000,000,000 samples.*at most 5,000,000"):
+        plan(root / "a", steps=1, batch_size=10**9)
+    with pytest.raises(ValueError, match=r"steps=1,000,000,000 has 2,000,000,000 samples"):
+        module.balance_report(root / "a", lengths="tokens", capacity=9, ranks=2, steps=10**9)
+
+
+def test_progress_rises_to_all_that_is_drawn(root):
+    found: list[tuple[int, int]] = []
+    run = {"steps": 50, "world_size": 3, "num_streams": 4, "batch_size": 2}
+    plan(root / "a", **run, progress=lambda _, done, total: found.append((done, total)))
+    assert len(found) >= 4
+    assert found == sorted(found)
+    assert found[-1] == (304, 304)  # 38 batches of each of 4 streams

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from energon_lite import (
     BlendDataset,
@@ -27,7 +29,7 @@ from energon_lite import (
 from energon_lite.balance import CostModel
 from energon_lite.stages.collect import CollectDataset
 
-from ..conftest import write_tar
+from ..conftest import examples, write_tar
 from ..helpers import assert_same, prepared, through_json
 
 NUM_SAMPLES, CAPACITY = 2_000, 512
@@ -217,6 +219,41 @@ def test_endless_blend_has_an_epochs_worth_by_its_shares(short, long, shares) ->
         return number
 
     assert measured(*shares) > 100
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Folders by their number of samples."""
+    found = {}
+    for number in (8, 30, 100):
+        folder = tmp_path_factory.mktemp("small") / str(number)
+        members = [(f"{i:03d}.txt", b"x" * (20 + 37 * i % 150)) for i in range(number)]
+        write_tar(folder / "a.tar", members)
+        found[number] = prepared(folder, "TextSample", {"text": "txt"})
+    return found
+
+
+@examples(8)
+@given(
+    num_samples=st.sampled_from([8, 30, 100]),
+    num_streams=st.integers(1, 24),
+    batch_size=st.integers(1, 3),
+    kind=st.sampled_from(["packs", "best fit", "buckets", "plain"]),
+)
+def test_endless_lists_are_rounded_up_once_for_all_streams(
+    small, num_samples, num_streams, batch_size, kind
+) -> None:
+    """Where no stream ends, none has a list that is not full."""
+    encoder, settings = KINDS[kind] if kind != "plain" else (Lists, {})
+    settings = {"batch_size": batch_size, "repeat": True, **settings}
+    loader = make(small[num_samples], encoder(), config={"num_streams": num_streams}, **settings)
+    number, batches, num_read = len(loader), iter(loader), 0
+    for _ in range(read := 20 + 2 * num_streams):
+        batch = next(batches)
+        num_read += sum(map(len, batch)) if isinstance(batch[0], list) else len(batch)
+    expected = num_samples * read / num_read
+    assert 0.75 * expected - 1 <= number <= 1.35 * expected + 2
+    assert number == len(get_savable_loader(loader.dataset))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

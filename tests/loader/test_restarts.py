@@ -330,8 +330,9 @@ def test_slow_worker_reports_what_it_does_and_fails_by_setting(texts, tmp_path, 
                     list(loader)
             finally:
                 signal.signal(signal.SIGALRM, before)
-    messages = [r.getMessage() for r in caplog.records if "No batch of worker" in r.getMessage()]
-    assert len(messages) == 1
+    messages = [r.getMessage() for r in caplog.records if "No batch" in r.getMessage()]
+    assert len(messages) == 1, messages
+    assert "No batch of worker process" in messages[0]
     assert "stage encode_sample" in messages[0]
 
 

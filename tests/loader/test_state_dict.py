@@ -14,7 +14,13 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.utils.data import DataLoader, IterableDataset
 
-from energon_lite import SavableDataLoader, StateError, WorkerConfig, get_savable_loader
+from energon_lite import (
+    SavableDataLoader,
+    StateError,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+)
 
 from ..helpers import Ranks, keys_of, train
 from ..rank_processes import in_ranks
@@ -217,12 +223,18 @@ def test_torchs_own_loader_reads_a_dataset_once_or_refuses(texts, monkeypatch) -
     dataset = train(texts, repeat=False)(WorkerConfig(rank=0, world_size=1, num_workers=0))
     found = [keys_of(batch) for batch in DataLoader(dataset, batch_size=None)]
     assert len({key for keys in found for key in keys}) == 60
-    with pytest.raises(RuntimeError, match="get_loader"):
+    with pytest.raises(RuntimeError, match="in each of its 2 worker processes"):
         next(refusing := iter(DataLoader(dataset, batch_size=None, num_workers=2)))
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)  # 5 s for each
     refusing._shutdown_workers()
+    for loader in (DataLoader(dataset), DataLoader(dataset, batch_size=4, collate_fn=list)):
+        with pytest.raises(RuntimeError, match=r"batches of the batches.*def get_train_dataloader"):
+            next(iter(loader))
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    samples = get_train_dataset(texts, batch_size=None, worker_config=config)
+    assert len(next(iter(DataLoader(samples, batch_size=4, collate_fn=list)))) == 4
     with pytest.raises(TypeError, match=r"use energon_lite.get_loader\(dataset\)"):
-        next(iter(DataLoader(dataset)))
+        next(iter(DataLoader(samples)))
 
 
 def test_a_path_in_place_of_a_dataset_is_refused(texts) -> None:

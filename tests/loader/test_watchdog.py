@@ -26,7 +26,7 @@ def watching() -> set[threading.Thread]:
 
 
 def test_long_wait_is_reported_once_with_the_stacks_of_all_threads(caplog) -> None:
-    watchdog = Watchdog(0.05, None)
+    watchdog = Watchdog(0.05, 0)
     with watchdog:
         wait_until(lambda: "watchdog_timeout_seconds=0.05" in caplog.text)
         time.sleep(0.1)
@@ -46,9 +46,9 @@ def test_first_wait_may_be_longer(caplog) -> None:
         wait_until(lambda: len(caplog.records) == 1)
 
 
-def test_none_watches_nothing() -> None:
+def test_zero_watches_nothing() -> None:
     before = watching()
-    with Watchdog(None, None):
+    with Watchdog(0, 0):
         assert watching() <= before
 
 

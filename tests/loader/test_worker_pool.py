@@ -194,24 +194,41 @@ class Slow(DefaultTaskEncoder):
         if self.current_batch_index < 2:
             return batch
         try:
+            self.work()
             time.sleep(600)
         finally:
             (self.folder / str(self.current_batch_index)).touch()
         raise SkipSample
 
+    def work(self) -> None:
+        pass
 
+
+class Deleting(Slow):
+    """Is where Python drops exceptions, as often in an import, when it is to end."""
+
+    def work(self) -> None:
+        class Sleeper:
+            def __del__(self) -> None:
+                time.sleep(5)
+
+        Sleeper()
+
+
+@pytest.mark.parametrize("kind", [Slow, Deleting])
 def test_hooks_end_with_their_finally_blocks_and_those_that_swallow_are_killed(
-    texts, tmp_path
+    texts, tmp_path, kind, capfd
 ) -> None:
     config = WorkerConfig(rank=0, world_size=1, num_workers=2)
     dataset = get_train_dataset(
-        texts, batch_size=2, worker_config=config, task_encoder=Slow(tmp_path)
+        texts, batch_size=2, worker_config=config, task_encoder=kind(tmp_path)
     )
     with get_savable_loader(dataset) as loader:
         batches = iter(loader)
         next(batches), next(batches)
         time.sleep(0.2)
     assert {path.name for path in tmp_path.iterdir()} == {"2", "3"}
+    assert "Exception ignored" not in capfd.readouterr().err
 
 
 def test_fork_of_the_main_process_leaves_the_workers_alone(texts) -> None:

@@ -17,7 +17,7 @@ from typer import Argument, Option
 
 from energon_lite.extras.cli import options
 from energon_lite.extras.cli.command_examples import EXAMPLES
-from energon_lite.extras.cli.options import errors_as_text, late, print_report
+from energon_lite.extras.cli.options import bar_of, errors_as_text, late, print_report
 
 _ENERGON_SHUFFLE_SEED = 42  # of Energon's --shuffle-tars
 _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -128,7 +128,7 @@ def prepare_media(
     """Stores size, length and format of images, videos and recordings, without decoding them."""
     del tmp_path
     media_filter = _media_filter(by_glob, by_header, by_extension)
-    with errors_as_text(), late("extras.cli.progress.progress_bar")(progress) as bar:
+    with errors_as_text(), bar_of(progress, as_json) as bar:
         report = late("extras.prepare.prepare_media.prepare_media")(
             path, media_filter, num_workers=num_workers, progress=_indexing(bar, "files")
         )
@@ -153,7 +153,13 @@ def _prepare(
         if options.is_metadataset(path):
             workers = request.num_workers
             found = late("extras.energon.energon_api.prepare_metadataset")(path, workers)
-            typer.echo("\n".join(late("extras.inspect.text.joins_text")(path, found)))
+            lines = late("extras.inspect.text.joins_text")(path, found)
+            if (
+                as_json
+            ):  # by the file of a join: how its samples match, or null for one that was there
+                joins = {str(file): own and {**vars(own), "path": str(file)} for file, own in found}
+                lines = [json.dumps({"path": str(path), "joins": joins}, indent=2)]
+            typer.echo("\n".join(lines))
             return
         is_file = late("formats.known.format_of")(path).only_part is not None
         if not (request.tar_index_only or is_file):
@@ -162,7 +168,7 @@ def _prepare(
             request = late("extras.cli.wizard.complete")(
                 root, request, answers, needs_config, non_interactive
             )
-        with late("extras.cli.progress.progress_bar")(progress) as bar:
+        with bar_of(progress, as_json) as bar:
             report = late("extras.prepare.run.prepare_as")(
                 path, request._replace(progress=_indexing(bar))
             )
@@ -254,7 +260,7 @@ def lint(
     with errors_as_text(), ExitStack() as stack:
         stack.callback(logger.setLevel, logger.level)
         logger.setLevel(logging.ERROR)  # the report has the warnings
-        bar = stack.enter_context(late("extras.cli.progress.progress_bar")(progress))
+        bar = stack.enter_context(bar_of(progress, as_json))
         report = late("extras.inspect.lint.lint_dataset")(
             path, split_parts=split_parts.split(",") if split_parts else None,
             split_config=split_config, dataset_config=dataset_config,
@@ -340,7 +346,7 @@ def lengths(
     progress: bool | None = options.PROGRESS,
 ) -> None:
     """Stores the length of every sample, for blends by tokens; continues after an interruption."""
-    with errors_as_text(), late("extras.cli.progress.progress_bar")(progress) as bar:
+    with errors_as_text(), bar_of(progress, as_json) as bar:
         reports = late("extras.lengths.length_index.measure_lengths")(
             path, _encoder(encoder), name=name, meta_dir=meta_dir,
             split_parts=split_parts.split(",") if split_parts else None,
@@ -378,7 +384,7 @@ def _encoder(text: str) -> Any:
 @app.command()
 def plan(
     path: Path = options.DATA_PATH,
-    steps: int = Option(min=1, help="Optimizer steps of the run."),
+    steps: int = Option(min=1, max=10**12, help="Optimizer steps of the run."),
     split_part: str = options.SPLIT_PART,
     batch_size: int = Option(1, min=1, help="Samples of a rank in a step."),
     world_size: int = Option(1, min=1, help="Data-parallel ranks."),
@@ -395,9 +401,10 @@ def plan(
     repeat: bool = Option(True, help="Whether epoch follows epoch for ever."),
     trust: bool | None = options.TRUST,
     as_json: bool = options.AS_JSON,
+    progress: bool | None = options.PROGRESS,
 ) -> None:
     """Predicts what a training run will read: samples, epochs and bytes of each source."""
-    with errors_as_text():
+    with errors_as_text(), bar_of(progress, as_json) as bar:
         packing = None
         if capacity is not None:
             make = late("batching.rules.Packing")
@@ -405,6 +412,7 @@ def plan(
         report = late("extras.inspect.forecast.plan")(
             path, steps=steps, split_part=split_part, batch_size=batch_size, repeat=repeat,
             world_size=world_size, num_streams=num_streams, trust=trust, packing=packing,
+            progress=bar,
         )  # fmt: skip
     print_report(report, "plan_text", as_json)
 
@@ -424,13 +432,14 @@ def balance(
     split_part: str = options.SPLIT_PART,
     trust: bool | None = options.TRUST,
     as_json: bool = options.AS_JSON,
+    progress: bool | None = options.PROGRESS,
 ) -> None:
     """Compares padded batches and orders of packs: padding, imbalance of ranks, idle time."""
-    with errors_as_text():
+    with errors_as_text(), bar_of(progress, as_json) as bar:
         cost = late("balance.CostModel")(token, token_squared)
         report = late("extras.inspect.forecast.balance_report")(
             path, lengths=lengths, capacity=capacity, ranks=ranks, steps=steps, window=window,
-            split_part=split_part, cost=cost, trust=trust,
+            split_part=split_part, cost=cost, trust=trust, progress=bar,
         )  # fmt: skip
     print_report(report, "balance_text", as_json)
 
@@ -447,6 +456,7 @@ def report(
 ) -> None:
     """Reports what a run did: shares, epochs, rates, skips, its bottleneck and what to change."""
     with errors_as_text():
+        _check_page(output)
         _show_report(late("extras.report.run_report.run_report")(files), output, as_json)
 
 
@@ -466,15 +476,25 @@ def bench(
 ) -> None:
     """Runs a pipeline without a model: what its parts take, and how many workers would do."""
     with errors_as_text():
-        if output is not None:
-            late("extras.report.report_page.plotly_source")()  # before a minute of work
-        with late("extras.cli.progress.progress_bar")(progress) as bar:
+        _check_page(output)
+        with bar_of(progress, as_json) as bar:
             found = late("extras.report.dry_run.dry_run")(
                 path, _encoder(encoder) if encoder else None, batch_size=batch_size,
                 num_workers=num_workers, seconds=seconds, step_sec=step_sec,
                 split_part=split_part, trust=trust, progress=bar,
             )  # fmt: skip
         _show_report(found, output, as_json)
+
+
+def _check_page(output: Path | None) -> None:
+    """Refuses, before minutes of work, a page that cannot be written."""
+    if output is None:
+        return
+    is_folder = late("storage.files.is_folder")
+    if is_folder(output) or not is_folder(output.parent):
+        problem = "is a folder" if is_folder(output) else "is in no folder; make the folder first"
+        raise typer.BadParameter(f"{output} {problem}", param_hint="--output")
+    late("extras.report.report_page.plotly_source")()
 
 
 def _show_report(report: Any, output: Path | None, as_json: bool) -> None:
@@ -496,11 +516,12 @@ def checkpoint_info(
         metavar="FILES", help="States in JSON or torch files, or folders of a trainer."
     ),
     as_json: bool = options.AS_JSON,
+    progress: bool | None = options.PROGRESS,
 ) -> None:
     """Describes saved states: their ranks and streams, and how far each of them is."""
-    with errors_as_text():
-        report = late("extras.inspect.checkpoints.checkpoint_info")(files)
-    print_report(report, "checkpoint_text", as_json)
+    with errors_as_text(), bar_of(progress, as_json) as bar:
+        report = late("extras.inspect.checkpoints.checkpoint_info")(files, bar)
+    print_report(report, "extras.inspect.checkpoints.checkpoint_lines", as_json)
 
 
 @checkpoint_app.command("diff")
@@ -508,10 +529,11 @@ def checkpoint_diff(
     first: Path = Argument(metavar="A", help="A state, or a folder of a trainer."),
     second: Path = Argument(metavar="B", help="Another one."),
     as_json: bool = options.AS_JSON,
+    progress: bool | None = options.PROGRESS,
 ) -> None:
     """Reports which settings, places and counts of two states differ; exit code 1 if any does."""
-    with errors_as_text():
-        report = late("extras.inspect.checkpoints.checkpoint_diff")(first, second)
+    with errors_as_text(), bar_of(progress, as_json) as bar:
+        report = late("extras.inspect.checkpoints.checkpoint_diff")(first, second, bar)
     print_report(report, "diff_text", as_json)
     raise typer.Exit(int(any(report[name] for name in ("settings", "places", "counts"))))
 
@@ -539,8 +561,9 @@ def mount(
 
 
 @app.command()
-def schema() -> None:
+def schema(as_json: bool = Option(True, "--json", help="It always is.")) -> None:
     """Prints the JSON Schema of metadataset files, for editors."""
+    del as_json
     typer.echo(json.dumps(late("extras.inspect.schema.metadataset_schema")(), indent=2))
 
 

@@ -32,7 +32,7 @@ TRUST = Option(
 )
 AS_JSON = Option(False, "--json", help="Print the report as JSON.")
 HTML = Option(None, "--output", "-o", help="Write the report as an HTML file; extra [report].")
-PROGRESS = Option(None, help="By default on if stderr is a terminal.")
+PROGRESS = Option(None, help="By default on if stderr is a terminal, and off with --json.")
 _PROCESSES = "Processes; by default one per core, at most 16."
 NUM_WORKERS = Option(None, min=0, help=_PROCESSES)
 PARALLEL = Option(None, "--num-workers", "--parallel", min=0, help=_PROCESSES)
@@ -73,6 +73,11 @@ def is_metadataset(path: PurePath) -> bool:
     return path.suffix in (".yaml", ".yml") and not late("storage.files.is_folder")(path)
 
 
+def bar_of(wanted: bool | None, as_json: bool) -> Any:
+    """Returns a context with what draws a bar; with --json only where it was asked for."""
+    return late("extras.cli.progress.progress_bar")(False if wanted is None and as_json else wanted)
+
+
 def print_report(report: Any, text: str, as_json: bool) -> None:
     """Prints a report, or a list of reports, as JSON, or by a function of `inspect.text`.
 
@@ -92,7 +97,10 @@ def errors_as_text() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, RuntimeError, late("core.errors.SampleException")) as error:
-        for text in (f"Error: {error}", *(f"  {n}" for n in getattr(error, "__notes__", ()))):
+        what = error
+        if isinstance(error, OSError) and error.filename and error.strerror:
+            what = f"{error.filename}: {error.strerror}"  # without the number
+        for text in (f"Error: {what}", *(f"  {n}" for n in getattr(error, "__notes__", ()))):
             # Names in a dataset may hold what a terminal obeys, or what cannot be printed.
             shown = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
             typer.echo(shown, err=True)

@@ -31,6 +31,6 @@ def progress_bar(wanted: bool | None) -> Iterator[Callable[..., None] | None]:
         def show(what: str, done: int, total: int, more: str = "") -> None:
             if what not in tasks:
                 tasks[what] = progress.add_task(what, total=total, more=more)
-            progress.update(tasks[what], completed=done, more=more)
+            progress.update(tasks[what], completed=done, total=total, more=more)
 
         yield show

@@ -9,16 +9,20 @@ import io
 import json
 import pickle
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zipfile import BadZipFile, ZipFile
 
 import torch
 
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import FORMAT, STATE_KEY, VERSION, checksum, digest
+from energon_lite.extras.inspect.text import checkpoint_text
 from energon_lite.extras.prepare.choose_shards import files_below
+from energon_lite.extras.view.words import counted
 from energon_lite.loader.comparison import Comparison
 from energon_lite.loader.resume import decompressed, states_of
 from energon_lite.storage import files
@@ -30,6 +34,8 @@ _SAVE = (
     "Save `loader.save_state_rank()` of each rank, or `loader.state_dict()`, as JSON or in the "
     "checkpoint of the trainer"
 )
+# Files of tensors alone, and how files with states begin: JSON, zip, pickle.
+_NO_STATES, _BEGINNINGS = (".safetensors",), (b"{", b"[", b"PK", b"\x80")
 _MAX_DEPTH = 8  # of a state in what a trainer saves
 # Numbers of a rank, and texts of differences between a checkpoint and a pipeline, for two states.
 _COUNTS = {
@@ -43,60 +49,171 @@ _WORDS = {
 }  # fmt: skip
 
 
-def checkpoint_info(paths: Sequence[Path]) -> dict[str, Any]:
+Progress = Callable[[str, int, int], None] | None
+
+
+class Checkpoint(NamedTuple):
+    """The states of a run at one step, as far as files have them.
+
+    Attributes:
+        path: their file, or the folder that has all of them.
+        files: the files.
+        states: as they were saved.
+        unread: of a folder, what is wrong with files that seem to hold states.
+    """
+
+    path: Path
+    files: list[Path]
+    states: list[dict[str, Any]]
+    unread: list[str]
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """How far the run is: its pass, and slots of the pass; nothing if a state is corrupt."""
+        names = ("pass", "base", "count", "world_size")
+        rows: list[list[Any]] = [[state.get(name) for name in names] for state in self.states]
+        if not all(type(value) is int for row in rows for value in row):
+            return ()
+        return max((number, base + count * size) for number, base, count, size in rows)
+
+
+def checkpoint_info(paths: Sequence[Path], progress: Progress = None) -> dict[str, Any]:
     """Describes the states in some files: JSON, or what `torch.save` or DCP wrote.
 
     Args:
         paths: the files, or folders of them. A state may lie anywhere in them, as in a trainer's
-            checkpoint.
+            checkpoint. Of several checkpoints in a folder, the one that is furthest in its run is
+            described.
+        progress: called with what is done, and how many files are searched, of how many.
 
     Returns:
-        `files`, `world_size`, `num_streams`, `states` (of each: `file`, `rank`, `count`, ...) and
-        `warnings`.
+        `path` and `files` of the checkpoint, `world_size`, `num_streams`, `states` (of each:
+        `file`, `rank`, `count`, ...), `warnings`, and `others`: `path`, `pass`, `slots` and `ranks`
+        of the other checkpoints, from the furthest to the first.
 
     Raises:
         FileNotFoundError: There is no such file.
         StateError: A file or folder holds no state of this library, or a file one of
             Megatron-Energon.
     """
-    paths = [file for path in paths for file in _files_with_states(path)]
-    states = [_described(path, state) for path in paths for state in _states_in(path)]
+    found = [checkpoints_at(path, progress) for path in paths]
+    described = [one for one, *_ in found]
+    states = [
+        _described(file, state)
+        for one in described
+        for file, state in zip(one.files, one.states, strict=True)
+    ]
     states.sort(key=lambda state: state["rank"])
     worlds = sorted({state["world_size"] for state in states})
     streams = sorted({state["num_streams"] for state in states})
-    warnings = [f"rank {s['rank']} ({s['file']}): {s['problem']}" for s in states if s["problem"]]
+    notes = [f"rank {s['rank']} ({s['file']}): {s['problem']}" for s in states if s["problem"]]
     if len(worlds) > 1 or len(streams) > 1:
-        warnings.append(f"states of different runs: {worlds} ranks, {streams} streams")
+        notes.append(f"states of different runs: {worlds} ranks, {streams} streams")
     missing = sorted(set(range(worlds[0])) - {state["rank"] for state in states})
     if missing:
-        warnings.append(
+        notes.append(
             f"no state of rank {', '.join(map(str, missing))}: those of all {worlds[0]} ranks are "
             "needed to resume on another number of ranks"
         )
+    notes += (f"not read: {text}" for one in described for text in one.unread)
     return {
-        "files": len(paths),
+        "path": ", ".join(str(one.path) for one in described),
+        "files": len({file for one in described for file in one.files}),
         "world_size": worlds[0],
         "num_streams": streams[0],
         "states": states,
-        "warnings": warnings,
+        "warnings": notes,
+        "others": [_short(one) for _, *others in found for one in others],
     }
 
 
-def _files_with_states(path: Path) -> list[Path]:
-    """Returns the file, or the files below a folder that have the mark of a state."""
+def _short(one: Checkpoint) -> dict[str, Any]:
+    number, slots = one.place or (None, None)
+    ranks = sorted({str(state.get("rank")) for state in one.states})
+    return {"path": str(one.path), "pass": number, "slots": slots, "ranks": len(ranks)}
+
+
+def checkpoint_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what `checkpoint_info` found, for people."""
+    others = report["others"]
+    if others:
+        yield f"{report['path']}, the furthest of {counted(1 + len(others), 'checkpoint')}"
+    yield from checkpoint_text(report)
+    if others:
+        yield "\nOther checkpoints:"
+    for one in others:
+        place = "corrupt"
+        if one["pass"] is not None:
+            place = f"pass {one['pass']}, {one['slots']:,} batches of all ranks"
+        yield f"  {one['path']}: {place}, {counted(one['ranks'], 'state')}"
+
+
+def checkpoints_at(path: Path, progress: Progress = None) -> list[Checkpoint]:
+    """Returns the checkpoints in a file or folder, the one that is furthest in its run first.
+
+    Files belong together as long as no two of them have different states of one rank; else each
+    folder in the folder is looked at, and so on.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        StateError: There is no state in it, or the file cannot be read.
+    """
+    if not files.is_there(path):
+        raise FileNotFoundError(
+            f"{path} does not exist. Give a file with a state, or a folder in which a trainer "
+            "keeps checkpoints"
+        )
     if not files.is_folder(path):
-        return [path]
+        states = _states_in(path)
+        return [Checkpoint(path, [path] * len(states), states, [])]
     names = [path / name for name in sorted(files_below(path))]
-    # Checkpoints are larger than memory, and mapped.
-    found = [
-        file for file in names if files.is_file(file) and re.search(_MARK, files.map_file(file))
-    ]
+    found, unread = [], list[str]()
+    for number, file in enumerate(names, 1):
+        # Checkpoints are larger than memory, and mapped.
+        may_have = file.suffix not in _NO_STATES and files.is_file(file)
+        if may_have and re.search(_MARK, raw := files.map_file(file)):
+            try:
+                found += [(file, state) for state in _states_in(file)]
+            except StateError as error:
+                # Programs and texts may name the format, too.
+                unread += [str(error)] * bytes(raw[:2]).startswith(_BEGINNINGS)
+        if progress is not None:
+            progress("Searching files", number, len(names))
     if not found:
+        if unread:
+            raise StateError(unread[0])
         raise StateError(
             f"{path}: none of the {len(names):,} files in it holds a state of a loader. {_SAVE} "
             "(of Hugging Face: Trainer(callbacks=[energon_lite.LoaderCallback()]))"
         )
-    return found
+    groups = [
+        Checkpoint(own, [file for file, _ in group], [state for _, state in group], unread)
+        for own, group in _grouped(path, found)
+    ]
+    return sorted(groups, key=lambda one: (one.place, _by_number(one.path)), reverse=True)
+
+
+def _by_number(path: Path) -> list[tuple[int, str]]:
+    """Returns what sorts step-9 before step-10."""
+    parts = re.findall(r"(\d+)|(\D+)", str(path))
+    return [(int(number or 0), text) for number, text in parts]
+
+
+def _grouped(
+    path: Path, found: list[tuple[Path, dict[str, Any]]]
+) -> Iterator[tuple[Path, list[tuple[Path, dict[str, Any]]]]]:
+    """Yields files and states that belong together, with the folder or file that has them."""
+    of_rank = defaultdict(set)
+    for _, state in found:
+        of_rank[str(state.get("rank"))].add(state.get("checksum"))
+    if all(len(checksums) == 1 for checksums in of_rank.values()) or path == found[0][0]:
+        yield path, found
+        return
+    below = defaultdict(list)
+    for file, state in found:
+        below[path / file.relative_to(path).parts[0]].append((file, state))
+    for own, group in below.items():
+        yield from _grouped(own, group)
 
 
 def _states_in(path: Path) -> list[dict[str, Any]]:
@@ -112,7 +229,7 @@ def _content(path: Path) -> Any:
         try:
             return json.loads(bytes(raw))
         except (ValueError, RecursionError) as error:
-            raise StateError(f"{path}: no valid JSON ({error})") from None
+            raise StateError(f"{path}: no valid JSON ({error}); is the file cut?") from None
     try:
         if path.suffix == ".distcp":
             # DCP stores the leaves of a dict: here the text of the state.
@@ -125,15 +242,18 @@ def _content(path: Path) -> Any:
                 "samples; these have no counterpart here. Train to the end of an epoch with "
                 "Energon, or start the data from the beginning (docs/migrating.md)"
             ) from None
-        first = str(error).split("\n")[0]
+        # The first sentence: others of torch say how to load what runs code.
+        first = re.split(r"[.\n]", str(error), maxsplit=1)[0] if raw else "the file is empty"
         raise StateError(
             f"{path}: neither JSON nor a torch file of plain values ({first:.200}). Nothing else "
-            "is unpickled: save the state with json.dump"
+            "is unpickled. If the file is cut, use another copy; else save the state with json.dump"
         ) from None
 
 
 def _plain_values(file: Path | io.BytesIO, is_archive: bool = False) -> Any:
-    return torch.load(file, map_location="cpu", weights_only=True, mmap=is_archive)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of pickles that others wrote
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=is_archive)
 
 
 def _archives_with_states(raw: bytes | memoryview) -> Iterator[io.BytesIO]:
@@ -186,18 +306,20 @@ def _described(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def states_at(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Returns the states in files or folders, as they were saved; raises as `checkpoint_info`."""
-    return [
-        state for path in paths for file in _files_with_states(path) for state in _states_in(file)
-    ]
+    """Returns the states in files or folders, as they were saved.
+
+    Of several checkpoints in a folder it is the one that is furthest; raises as `checkpoint_info`.
+    """
+    return [state for path in paths for state in checkpoints_at(path)[0].states]
 
 
-def checkpoint_diff(first: Path, second: Path) -> dict[str, Any]:
+def checkpoint_diff(first: Path, second: Path, progress: Progress = None) -> dict[str, Any]:
     """Compares two checkpoints; the times that were measured are left aside.
 
     Args:
         first: a file or folder with the states of a run, here A.
         second: another one, here B.
+        progress: called with what is done, and how many files are searched, of how many.
 
     Returns:
         `a` and `b` (the paths), `settings` (texts), `places` and `counts`, which list what differs
@@ -207,7 +329,9 @@ def checkpoint_diff(first: Path, second: Path) -> dict[str, Any]:
         FileNotFoundError: There is no such file.
         StateError: One holds no state, an invalid one, or states of several runs.
     """
-    (old_config, *old), (new_config, *new) = map(_run_contents, (first, second))
+    (old_config, *old), (new_config, *new) = (
+        _run_contents(path, progress) for path in (first, second)
+    )
     found = Comparison(old_config, new_config)
     settings = [*found.edits, *found.forms, *found.others]
     for phrase, words in _WORDS.items():
@@ -225,17 +349,21 @@ def checkpoint_diff(first: Path, second: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _run_contents(path: Path) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+def _run_contents(path: Path, progress: Progress) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Returns the configuration of a run, the places of its streams, and its counts."""
     states: dict[Any, dict[str, Any]] = {}
     counts: dict[str, Any] = {}
     streams: dict[str, Any] = {}
-    for state in states_at([path]):
+    one, *others = checkpoints_at(path, progress)
+    if others:
+        raise StateError(
+            f"{path}: has several states of rank {one.states[0].get('rank')}, in "
+            f"{', '.join(str(each.path) for each in (one, *others))}; name one of them"
+        )
+    for state in one.states:
         other = states.setdefault(state.get("rank"), state)
         if other.get("checksum") != state.get("checksum"):
-            raise StateError(
-                f"{path}: has several states of rank {state['rank']}; name one of them"
-            )
+            raise StateError(f"{path}: the file has several states of rank {state['rank']}")
     for state in states.values():
         row = _described(path, state)
         if row["problem"]:

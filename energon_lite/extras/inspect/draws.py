@@ -22,7 +22,9 @@ from energon_lite.stages.planned import PlannedWindow
 from energon_lite.stages.planned_packs import PlannedPacks
 
 # Samples that become arrays at a time, at most.
-_BLOCK = 1 << 18
+_BLOCK = 1 << 16
+# Called with a number of items that are drawn, since the last call.
+Advance = Callable[[int], object]
 
 
 class Draws(NamedTuple):
@@ -62,7 +64,11 @@ class StreamDraws(NamedTuple):
 
 
 def draw_samples(
-    order: SavableDataset[Any], lengths: Mapping[str, Int64Array], stream: Stream, num_items: int
+    order: SavableDataset[Any],
+    lengths: Mapping[str, Int64Array],
+    stream: Stream,
+    num_items: int,
+    advance: Advance = bool,
 ) -> StreamDraws:
     """Draws the first samples of a stream, each of which is an item.
 
@@ -71,11 +77,13 @@ def draw_samples(
         lengths: tokens of each sample, by source, as far as they are known.
         stream: the stream.
         num_items: number of samples.
+        advance: hears how far it is.
     """
     names = [facts.name for facts in order.sources()]
     reader, blocks = OrderReader(order, names, stream), [NO_REFS]
     while (num := min(num_items - reader.num_draws, _BLOCK)) > 0:
         blocks.append(reader.take(num))
+        advance(len(blocks[-1].draws))
         if len(blocks[-1].draws) < num:
             break
     refs = joined(blocks)
@@ -89,7 +97,11 @@ def draw_samples(
 
 
 def draw_packs(
-    packs: PlannedPacks, stream: Stream, num_items: int, shared_by: int = 0
+    packs: PlannedPacks,
+    stream: Stream,
+    num_items: int,
+    advance: Advance = bool,
+    shared_by: int = 0,
 ) -> StreamDraws:
     """Plans the first packs of a stream, in the order in which the run emits them.
 
@@ -97,6 +109,7 @@ def draw_packs(
         packs: plans the packs, which are balanced by the settings of its `packing`.
         stream: the stream.
         num_items: number of packs.
+        advance: hears how far it is.
         shared_by: of a shared plan, the number of streams whose packs are drawn in place of those
             of `stream`, step by step. Each stream plans for all, so this costs as much as one.
     """
@@ -113,6 +126,7 @@ def draw_packs(
         for window in cursor.windows():
             windows.append(window)
             num_wanted -= len(window.packs)
+            advance(len(window.packs))
             if num_wanted <= 0:
                 break
     if not windows:
@@ -172,17 +186,31 @@ class RunDraws(NamedTuple):
     steps: Int64Array
 
 
-def draw_run(draw: Callable[[Stream, int], StreamDraws], run: RunShape) -> RunDraws:
+def draw_run(
+    draw: Callable[[Stream, int, Advance], StreamDraws],
+    run: RunShape,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> RunDraws:
     """Draws what the steps of a run need.
 
     Args:
         draw: returns the first items of a stream, as many as it is asked for.
         run: the run.
+        progress: called with the step, and how many items are drawn, of how many.
     """
     num_streams, size = run.num_streams, run.batch_size
     num_batches = -(-run.steps * run.world_size // num_streams)
+    num_done = 0
+
+    def advance(num: int) -> None:
+        nonlocal num_done
+        num_done, total = num_done + num, num_batches * size * num_streams
+        if progress is not None:
+            progress("Drawing the run", min(num_done, total), total)
+
     while True:
-        streams = [draw(Stream(s, num_streams), num_batches * size) for s in range(num_streams)]
+        num_done, wanted = 0, num_batches * size
+        streams = [draw(Stream(s, num_streams), wanted, advance) for s in range(num_streams)]
         batches_S = np.array([-(-own.num_items // size) for own in streams])
         steps_BS, num_steps = _steps_of_batches(batches_S, run)
         if num_steps == run.steps or all(own.num_items < num_batches * size for own in streams):

@@ -9,7 +9,7 @@ Axes: K intervals of the run, N sources, P packs, R ranks, S streams, T steps.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from os import PathLike
@@ -33,9 +33,11 @@ from energon_lite.stages.token_lengths import MeasureDataset
 
 AnyPath = str | PathLike[str] | Mapping[str, Any]
 AnyDataset = SavableDataset[Any]
+Progress = Callable[[str, int, int], None] | None
 
-# Samples that are drawn one by one; what a longer run has after these is extrapolated.
-MAX_DRAWS = 5_000_000
+# Samples that are drawn one by one, and epochs of sources, which cost the most where sources are
+# small; what a longer run has after these is extrapolated.
+MAX_DRAWS, MAX_EPOCHS = 5_000_000, 20_000
 NUM_INTERVALS = 8
 # A source whose samples come more often gets a warning: from there on, repeated text adds little.
 # Source: N. Muennighoff et al., "Scaling data-constrained language models", NeurIPS 2023.
@@ -219,6 +221,7 @@ def plan(
     trust: bool | None = None,
     seed_offset: int = 0,
     packing: Packing | None = None,
+    progress: Progress = None,
     **kwargs: Any,
 ) -> Plan:
     """Predicts a training run without reading; hooks that skip, expand or group are not predicted.
@@ -234,6 +237,7 @@ def plan(
         trust: as in `get_train_dataset`.
         seed_offset: as in `WorkerConfig`; counts depend on it by a few samples.
         packing: how samples are packed, with a length index; `batch_size` then counts packs.
+        progress: called with the step, and how many items are drawn, of how many.
         kwargs: the further keyword arguments of `get_train_dataset` that decide the order.
 
     Raises:
@@ -244,10 +248,11 @@ def plan(
     at_least("batch_size", batch_size)
     num_streams = world_size if num_streams is None else num_streams
     run = RunShape(steps, batch_size, world_size, num_streams)
+    _check_size("a step", run.step_items)
     opener = run_opener(path, split_part, run, seed_offset, trust=trust, **kwargs)
     dataset = build_training(opener, repeat)
     packs = None if packing is None else _planned(dataset, packing, batch_size)
-    forecast = _forecast(dataset, packs, run)
+    forecast = _forecast(dataset, packs, run, progress)
     sources = tuple(_source_plans(dataset, forecast))
     is_known = forecast.samples is not None
     return Plan(
@@ -327,7 +332,27 @@ def _no_sample(sample: Any) -> int:
     raise AssertionError(f"a forecast reads nothing, but there is {sample!r:.80}")
 
 
-def _forecast(dataset: AnyDataset, packs: PlannedPacks | None, run: RunShape) -> _Forecast:
+def _check_size(what: str, num_items: int) -> None:
+    """Refuses to draw for hours, or more than the memory holds."""
+    if num_items > MAX_DRAWS:
+        raise ValueError(
+            f"{what} has {num_items:,} samples, or packs, of all ranks; at most {MAX_DRAWS:,} "
+            "are drawn. Give fewer steps, ranks, or samples in a batch"
+        )
+
+
+def _most_draws(dataset: AnyDataset) -> float:
+    """Returns after how many samples a run is extrapolated."""
+    expected = dataset.expected(MAX_DRAWS)
+    epochs = sum(
+        expected.get(facts.name, 0.0) / max(1, facts.num_samples) for facts in dataset.sources()
+    )
+    return MAX_DRAWS * min(1.0, MAX_EPOCHS / max(1.0, epochs))
+
+
+def _forecast(
+    dataset: AnyDataset, packs: PlannedPacks | None, run: RunShape, progress: Progress
+) -> _Forecast:
     """Draws a run up to `MAX_DRAWS` samples, and extrapolates the steps after these."""
     if packs is None and dataset.traits.measures:
         ends = [edge * run.step_items for edge in interval_edges(run.steps)]
@@ -339,8 +364,8 @@ def _forecast(dataset: AnyDataset, packs: PlannedPacks | None, run: RunShape) ->
         draw: Any = partial(draw_samples, order_of(dataset), lengths if by_tokens else {})
     else:
         items, per_item, draw = packs, packs.samples_per_list, partial(draw_packs, packs)
-    most = max(1, int(MAX_DRAWS / per_item) // run.step_items)
-    drawn = draw_run(draw, run._replace(steps=min(run.steps, most)))
+    most = max(1, int(_most_draws(dataset) / per_item) // run.step_items)
+    drawn = draw_run(draw, run._replace(steps=min(run.steps, most)), progress)
     steps, per_pass = drawn.num_steps, None
     if not dataset.endless and (packs is not None or steps == most):
         streams = (Stream(index, run.num_streams) for index in range(run.num_streams))
@@ -497,6 +522,7 @@ def balance_report(
     cost: CostModel = DEFAULT_COST,
     trust: bool | None = None,
     seed_offset: int = 0,
+    progress: Progress = None,
     **packing: Any,
 ) -> BalanceReport:
     """Predicts the packs of each rank, in the orders that `Packing(balance=...)` has.
@@ -513,6 +539,7 @@ def balance_report(
         cost: what a pack costs.
         trust: whether code that the dataset names may be run.
         seed_offset: as in `WorkerConfig`.
+        progress: called with the step, and how many packs are planned, of how many.
         packing: further settings of `Packing`, such as `group_by`. Samples that are longer than a
             pack are truncated by default.
 
@@ -525,6 +552,7 @@ def balance_report(
     if not any(dataclasses.astuple(cost)[:2]):
         raise ValueError("the cost of a token and that of a pair are both 0; give one above 0")
     run = RunShape(steps, 1, ranks, ranks)
+    _check_size(f"steps={steps:,}", steps * ranks)
     order = {"trust": trust, "shuffle_buffer_size": 1000}
     dataset = build_training(run_opener(path, split_part, run, seed_offset, **order), repeat=True)
     rules = Packing(
@@ -532,13 +560,13 @@ def balance_report(
         **{"overlong": "truncate", **packing},
     )  # fmt: skip
     try:
-        return _compared(path_text(path), dataset, rules, ranks, steps)
+        return _compared(path_text(path), dataset, rules, ranks, steps, progress)
     except ValueError as error:
         raise ValueError(f"{path_text(path)}, length index {lengths!r}: {error}") from error
 
 
 def _compared(
-    path: str, dataset: AnyDataset, rules: Packing, ranks: int, steps: int
+    path: str, dataset: AnyDataset, rules: Packing, ranks: int, steps: int, progress: Progress
 ) -> BalanceReport:
     orders: dict[str, Any] = {
         "packs, as they come": None,
@@ -548,7 +576,7 @@ def _compared(
     rows = []
     for name, balance in orders.items():
         packs = _planned(dataset, dataclasses.replace(rules, balance=balance))
-        draws, costs = _rank_packs(packs, steps, ranks)
+        draws, costs = _rank_packs(packs, steps, ranks, progress)
         full = int(draws.tokens.sum()) / (steps * ranks * rules.tokens)
         rows.append(_balance_row(name, full, costs))
         if balance is None:
@@ -564,7 +592,9 @@ def _compared(
     )  # fmt: skip
 
 
-def _rank_packs(packs: PlannedPacks, steps: int, ranks: int) -> tuple[Draws, Float64Array]:
+def _rank_packs(
+    packs: PlannedPacks, steps: int, ranks: int, progress: Progress
+) -> tuple[Draws, Float64Array]:
     """Returns what is in the packs of all ranks, and their costs, (T, R)."""
     if not any(packs.mean_tokens.values()):
         raise ValueError("all samples have length 0; measure them again")
@@ -572,7 +602,7 @@ def _rank_packs(packs: PlannedPacks, steps: int, ranks: int) -> tuple[Draws, Flo
     if packs.is_shared:
         shape = RunShape(steps * ranks, 1, 1, 1)
         draw = partial(draw_packs, packs, shared_by=ranks)
-    drawn = draw_run(draw, shape)
+    drawn = draw_run(draw, shape, progress)
     if drawn.num_steps < shape.steps:
         raise ValueError(
             f"steps={steps}, but a pass of the data has {drawn.num_steps * steps // shape.steps} "

@@ -208,8 +208,10 @@ class Executor(ABC):
             WorkerDied: The worker has ended; another one takes its place.
         """
 
-    def look(self, wait: Wait) -> None:  # noqa: B027
+    def look(self, wait: Wait) -> None:
         """Looks after the worker between two calls of `take`; reports where a limit is due."""
+        if wait.is_due():
+            wait.on_report("What it does is not known.")
 
     def receive(self, number: int, limits: Limits) -> Delivery | WorkerError:
         """Returns the next delivery of a pass.

@@ -25,11 +25,11 @@ class Watchdog:
     values: these may hold data).
 
     Args:
-        timeout_sec: longest silent wait; None watches nothing.
-        initial_timeout_sec: the same for the first batch; None for `timeout_sec`.
+        timeout_sec: longest silent wait; 0 watches nothing.
+        initial_timeout_sec: the same for the first batch; 0 for `timeout_sec`.
     """
 
-    def __init__(self, timeout_sec: float | None, initial_timeout_sec: float | None) -> None:
+    def __init__(self, timeout_sec: float, initial_timeout_sec: float) -> None:
         self.timeout_sec = timeout_sec
         self._limit_sec = initial_timeout_sec or timeout_sec
         self._since: float | None = None
@@ -37,9 +37,7 @@ class Watchdog:
 
     def __enter__(self) -> None:
         """Begins a wait."""
-        if self._limit_sec is None:
-            return
-        if self._thread is None:
+        if self._limit_sec and self._thread is None:
             with DeferredSignals():
                 self._thread = threading.Thread(
                     target=_watch, args=(weakref.ref(self),), name="watchdog", daemon=True
@@ -55,19 +53,15 @@ class Watchdog:
     def check(self, reported: float | None) -> float | None:
         """Warns if the current wait is too long; returns when the wait reported last began."""
         since, limit = self._since, self._limit_sec
-        if since is None or limit is None or since == reported:
+        if since is None or not limit or since == reported:
             return reported
-        waited = time.monotonic() - since
-        if waited <= limit:
-            return reported
-        logger.warning(
-            "No batch for %.0f s (watchdog_timeout_seconds=%g). What the threads of this "
-            "process do:\n%s",
-            waited,
-            limit,
-            _stacks(),
-        )
-        return since
+        if (waited := time.monotonic() - since) > limit:
+            logger.warning(
+                "No batch for %.0f s (watchdog_timeout_seconds=%g). What the threads of this "
+                "process do:\n%s", waited, limit, _stacks(),
+            )  # fmt: skip
+            return since
+        return reported
 
 
 def _watch(reference: weakref.ref[Watchdog]) -> None:

@@ -99,7 +99,7 @@ class _Work:
         self._orders = orders
         self._settings = settings
         self._exit_code = 128 + signal.SIGTERM
-        self._is_ending = False
+        self._ending = 0  # id of the exception that ends it, which holds nothing alive
         self._parent = os.getppid()
         self._passes: SimpleQueue[Pass] = SimpleQueue()
         self._is_packing = False
@@ -117,12 +117,13 @@ class _Work:
         except KeyboardInterrupt:  # of a hook: the signal is ignored
             sys.exit(128 + signal.SIGINT)
         finally:
-            self._is_ending = True
+            self._ending = self._ending or -1
 
     def _set_up(self) -> None:
         signal.set_wakeup_fd(-1)  # of an event loop in the parent
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
         signal.signal(signal.SIGTERM, self._exit)
+        sys.unraisablehook = self._on_ignored
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
         # What a fork inherits stays shared with the parent as long as no collection walks it.
         gc.freeze()
@@ -138,9 +139,17 @@ class _Work:
 
     def _exit(self, *_: object) -> None:
         """Ends the process by an exception, once, so that `finally` blocks of hooks run."""
-        if not self._is_ending:
-            self._is_ending = True
-            raise SystemExit(self._exit_code)
+        if not self._ending:
+            end = SystemExit(self._exit_code)
+            self._ending = id(end)
+            raise end
+
+    def _on_ignored(self, ignored: Any) -> None:
+        """Lets the next signal raise where Python dropped the exception, as in an import."""
+        if id(ignored.exc_value) == self._ending:
+            self._ending = 0
+        else:
+            sys.__unraisablehook__(ignored)
 
     def _run_pass(self, job: Pass) -> None:
         self._feed = feed = self._settings.feed(job)
