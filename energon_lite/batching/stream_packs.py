@@ -16,13 +16,17 @@ from energon_lite.batching.rules import Packing
 from energon_lite.batching.stream import StreamingPacker
 from energon_lite.core.arrays import Int64Array
 
+# In place of the number of a sample in a packer.
+_LEFT_OVER, _ALONE = -1, -2
+
 
 class StreamPacks(OneByOne):
     """Returns a pack of a group as soon as the buffer of the group is full.
 
     A sample that is longer than a pack, which the rules let pass, gets a separate pack.
 
-    Column: the number of the sample in its group's packer; -1 if it is left over.
+    Column: the number of the sample in its group's packer; -1 if it is left over, -2 for a list of
+    its own.
 
     Args:
         packing: capacity, buffer, limits and what becomes of the rest at the end of the data.
@@ -37,7 +41,7 @@ class StreamPacks(OneByOne):
         self._packers: dict[int, StreamingPacker] = {}
         # Of each group, the numbers that its samples have in its packer, rising, and the samples.
         self._numbers: dict[int, tuple[array[int], array[int]]] = {}
-        self._alone: Sequence[int] = ()  # a list that is returned before more is added
+        self._alone: list[int] = []  # each of them is a list, before all others
         self._full: set[int] = set()
         self._leftover: list[int] = []
 
@@ -46,10 +50,18 @@ class StreamPacks(OneByOne):
         """The groups that have a packer."""
         return self._packers.keys()
 
+    @property
+    def num_wanted(self) -> int:
+        """Samples before which no buffer is full; one where a sample may come in parts."""
+        if self._packing.overlong == "split":
+            return 1
+        most = max([packer.num_buffered for packer in self._packers.values()], default=0)
+        return max(1, self._packing.buffer_size - most)
+
     def add_one(self, number: int, group: int, lengths: Sequence[int]) -> bool:
         """Puts a sample into the buffer of its group."""
         if self._allows_alone and any(map(operator.gt, lengths, self._limits)):
-            self._alone = (number,)
+            self._alone.append(number)
             return True
         packer = self._packers.get(group) or self._new_packer(group)
         in_packer, samples = self._numbers[group]
@@ -74,9 +86,8 @@ class StreamPacks(OneByOne):
 
     def next(self, cycle: int, has_ended: bool) -> Sequence[int] | None:
         """Returns a sample that is alone, a pack of a full buffer, or one of the rest."""
-        alone, self._alone = self._alone, ()
-        if alone:
-            return alone
+        if self._alone:
+            return [self._alone.pop(0)]
         while self._full:
             group = min(self._full)
             if self._packers[group].is_full:
@@ -116,7 +127,10 @@ class StreamPacks(OneByOne):
         groups = tuple(
             (g, state["added"], *state["totals"], state["price"]) for g, state in states.items()
         )
-        columns = [(np.array(self._leftover, np.int64), np.full(len(self._leftover), -1))]
+        columns = [
+            (np.array(numbers, np.int64), np.full(len(numbers), mark))
+            for numbers, mark in ((self._leftover, _LEFT_OVER), (self._alone, _ALONE))
+        ]
         for group, state in states.items():
             in_packer, samples = map(np.array, self._numbers[group])
             own = state["numbers"]
@@ -130,7 +144,8 @@ class StreamPacks(OneByOne):
             ValueError: A packer cannot have such a state.
         """
         is_left = columns_NC[:, 0] < 0
-        self._leftover = samples.numbers[is_left].tolist()
+        self._leftover = samples.numbers[columns_NC[:, 0] == _LEFT_OVER].tolist()
+        self._alone = samples.numbers[columns_NC[:, 0] == _ALONE].tolist()
         for group, added, *totals, price in counts["groups"]:
             own = (samples.groups == group) & ~is_left
             packer = self._new_packer(group)

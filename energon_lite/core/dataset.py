@@ -20,7 +20,7 @@ from typing_extensions import Self
 
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.global_generators import GENERATORS_DRAWN, StreamGenerators
-from energon_lite.core.sample_columns import Columns, joined_samples
+from energon_lite.core.sample_columns import Columns, joined_samples, samples_of
 from energon_lite.core.state import COUNT, JSON, NUMBER, Kind, RestoreKey, Snapshot, as_damage
 from energon_lite.core.stream_context import DEFAULT_MAX_SKIP_RATE, StreamContext
 from energon_lite.core.topology import Stream, WorkerConfig, count_rank_items, current
@@ -32,7 +32,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Cursor(Iterator[T_co], ABC):
-    """Where one stream stands in a dataset.
+    """Where one stream stands in a dataset; a subclass defines `__next__` or `take`.
 
     Attributes:
         key: the restore key of the item that `next` returned last.
@@ -40,9 +40,12 @@ class Cursor(Iterator[T_co], ABC):
 
     key: RestoreKey
 
-    @abstractmethod
     def __next__(self) -> T_co:
         """Returns the next item."""
+        while not (items := samples_of(self.take(1)[0])):
+            pass
+        item: T_co = items[0]
+        return item
 
     @abstractmethod
     def snapshot(self) -> Snapshot:

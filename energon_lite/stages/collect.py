@@ -277,10 +277,7 @@ class CollectCursor(Cursor[Any]):
             if self._has_ended:
                 self.drop(collector.leftover(), "left over at the end of the data")
                 raise StopIteration
-            if isinstance(collector, OneByOne):
-                self._read_up_to_list(collector.add_one)
-            else:
-                self._read(collector.num_wanted)
+            self._read(collector.num_wanted)
         if self._spec.keeps_lengths:
             self.lengths = self._buffer.rows_of(numbers).lengths.tolist()
         if collector.kept or self._kept:
@@ -294,27 +291,6 @@ class CollectCursor(Cursor[Any]):
         """Returns samples, re-created where the buffer has only their restore keys."""
         again, pairs = self._again, zip(keys, samples, strict=True)
         return [again(key) if sample is SKIPPED else sample for key, sample in pairs]
-
-    def _read_up_to_list(self, add: Callable[[int, int, Sequence[int]], bool]) -> None:
-        """Reads samples until a list is complete or the data end."""
-        inner, units, groups, buffer = self._inner, self._units, self._groups, self._buffer
-        has_list = False
-        while not has_list:
-            try:
-                sample = next(inner)
-            except StopIteration:
-                self._has_ended = True
-                return
-            for key, group, lengths in units(inner.key, sample):
-                number = self._num_read
-                self._num_read += 1
-                of_group = groups.get(group)
-                if of_group is None:
-                    of_group = self._new_group(group)
-                buffer.keys[number] = key
-                buffer.samples[number] = sample
-                buffer.new.append((number, of_group, lengths, key))
-                has_list |= add(number, of_group, lengths)
 
     def _read(self, num: int) -> None:
         """Reads `num` samples, fewer at the end of the data, and adds them to the collector."""
@@ -344,8 +320,15 @@ class CollectCursor(Cursor[Any]):
         if None in groups:
             known = self._groups
             groups = [known[g] if g in known else self._new_group(g) for g in found.groups]
-        numbers = range(first, self._num_read)
-        rows = _as_samples(numbers, groups, found.lengths, self._spec.num_lengths)
+        numbers, width = range(first, self._num_read), self._spec.num_lengths
+        if isinstance(self.collector, OneByOne):
+            lengths = zip(*[iter(found.lengths)] * width, strict=True)
+            units = [*zip(numbers, groups, lengths, found.keys, strict=True)]
+            self._buffer.add_units(units, found.samples)
+            for number, group, own, _ in units:
+                self.collector.add_one(number, group, own)
+            return
+        rows = _as_samples(numbers, groups, found.lengths, width)
         self._buffer.add(found.keys, found.samples, rows)
         try:
             refused = self.collector.add(rows)

@@ -300,19 +300,12 @@ class _MemberCursor(StageCursor[list[Any]]):
         self._cut = FunctionRun(spec.cut).call
         self._weights = spec.loss_weights()
 
-    def __next__(self) -> list[Any]:
-        while True:
-            packs, _ = self._some(1)
-            if packs:
-                return packs[0]
+    __next__ = Cursor.__next__
 
     def take(self, n: int) -> tuple[list[list[Any]] | Columns, list[RestoreKey]]:
-        draws = self.spec.encoder is not None and self.spec.encoder.may_draw
-        return self._some(1 if draws else n)  # in turn with the hooks below
-
-    def _some(self, n: int) -> tuple[list[list[Any]], list[RestoreKey]]:
         """Returns what is left of the next `n` packs, and the restore keys of the packs."""
-        found, keys = taken(self.inner, n)
+        draws = self.spec.encoder is not None and self.spec.encoder.may_draw
+        found, keys = taken(self.inner, 1 if draws else n)  # in turn with the hooks below
         if not keys:
             raise StopIteration
         packs = samples_of(found)

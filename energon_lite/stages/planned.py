@@ -260,17 +260,11 @@ class PlanCursor(Cursor[list[Any]]):
             "counts": state.counts,
         }
 
-    def __next__(self) -> list[Any]:
-        """Returns the samples of the next list; a list of which all samples failed is skipped."""
-        while True:
-            lists, _ = self._read(1)
-            if lists:
-                return lists[0]
-
     def take(self, n: int) -> tuple[list[list[Any]] | Columns, list[RestoreKey]]:
         """Returns the samples of some of the next lists, which are read together, and their keys.
 
-        Hooks that draw do so in the order of the lists.
+        A list of which all samples failed is skipped. Hooks that draw do so in the order of the
+        lists.
         """
         return self._read(1 if self._spec.drawing else n)
 

@@ -12,6 +12,8 @@ from energon_lite.core.arrays import Int64Array
 from energon_lite.core.key_columns import KeyTable, keys_of_rows
 from energon_lite.core.state import MAX_COUNT, RestoreKey
 
+# Number, group, lengths and restore key of a sample.
+Unit = tuple[int, int, Sequence[int], RestoreKey]
 # Rows of a small buffer.
 _FEWEST = 64
 
@@ -29,13 +31,12 @@ class SampleBuffer:
     Attributes:
         samples: by number, rising, as the next one.
         keys: of the samples.
-        new: number, group, lengths and key of samples that have no row yet.
     """
 
     def __init__(self, num_lengths: int) -> None:
         self.samples: dict[int, Any] = {}
         self.keys: dict[int, RestoreKey] = {}
-        self.new: list[tuple[int, int, Sequence[int], RestoreKey]] = []
+        self._new: list[Unit] = []  # without a row
         self._first_key = 2 + num_lengths
         self._table = KeyTable()
         self._array = np.empty((0, self._first_key + 1), np.int64)
@@ -47,6 +48,12 @@ class SampleBuffer:
         self.keys.update(zip(numbers, keys, strict=True))
         self.samples.update(zip(numbers, samples, strict=True))
         self._add_rows(keys, *rows)
+
+    def add_units(self, units: Sequence[Unit], samples: Sequence[Any]) -> None:
+        """Adds samples, which get their rows with others."""
+        for unit, sample in zip(units, samples, strict=True):
+            self.keys[unit[0]], self.samples[unit[0]] = unit[3], sample
+        self._new += units
 
     def _add_rows(self, keys: Sequence[RestoreKey], *columns: Any) -> None:
         own, at = self._table.rows(keys), self._first_key
@@ -81,9 +88,9 @@ class SampleBuffer:
 
     def rows(self) -> Int64Array:
         """Returns the rows from the first sample on, of which some may have been taken."""
-        if self.new:
-            *columns, keys = zip(*self.new, strict=True)
-            self.new = []
+        if self._new:
+            *columns, keys = zip(*self._new, strict=True)
+            self._new = []
             self._add_rows(keys, *columns)
         rows = self._array[: self._num_rows]
         return rows[np.searchsorted(rows[:, 0], next(iter(self.keys), MAX_COUNT)) :]

@@ -72,8 +72,8 @@ class MeasureCursor(StageCursor[T]):
     """A place among measured samples.
 
     Attributes:
-        length: what `length_fn` returned for the sample that `next` returned last.
-        lengths: the same for the samples that `take` returned last.
+        lengths: what `length_fn` returned for the samples that `take` returned last.
+        length: the same for one of them.
     """
 
     key: RestoreKey = ()
@@ -87,21 +87,7 @@ class MeasureCursor(StageCursor[T]):
         self._run = FunctionRun(spec.function)
         self._takes_turns = takes_turns(spec.function, spec.dataset)
 
-    def __next__(self) -> T:
-        """Returns the next sample, measured."""
-        inner, call = self.inner, self._run.call
-        while True:
-            item: T = next(inner)
-            key = inner.key
-            found = call(key, item)
-            if found is SKIPPED:
-                continue
-            self.key = key
-            self.length = found
-            is_plain = type(found) is int and 0 <= found <= self._longest
-            tokens = found if is_plain else self._counted(found)
-            current_context().measured(first_leaf(key)[0], tokens)
-            return item
+    __next__ = Cursor.__next__
 
     def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
         """Returns some of the next `n` samples, measured, and their restore keys."""

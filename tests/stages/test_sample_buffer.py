@@ -30,8 +30,7 @@ def added(buffer: SampleBuffer, numbers: range, keys: list[Any]) -> None:
 
 def added_one_by_one(buffer: SampleBuffer, numbers: range, keys: list[Any]) -> None:
     for number, key in zip(numbers, keys, strict=True):
-        buffer.keys[number], buffer.samples[number] = key, number
-        buffer.new.append((number, number % 3, (number % 5,), key))
+        buffer.add_units([(number, number % 3, (number % 5,), key)], [number])
 
 
 KEYS = [
