@@ -104,14 +104,13 @@ class OrderOnlySource(Stage[RestoreKey]):
 
 
 class _OrderCursor(SourceCursor[RestoreKey]):
-    def __next__(self) -> RestoreKey:
-        self.key = key = next(self._keys)
-        return key
+    __next__ = Cursor.__next__
 
     def take(self, n: int) -> tuple[list[RestoreKey] | Columns, list[RestoreKey]]:
         keys = list(islice(self._keys, n))
         if not keys:
             raise StopIteration
+        self.key = keys[-1]
         return keys, keys
 
     has_columns = True

@@ -681,14 +681,7 @@ class _SourcesCursor(_BlendCursor[T]):
             plan.size = ahead.size
         return ahead.num_ready(n)
 
-    def __next__(self) -> T:
-        if not self._num_ready(1):
-            return super().__next__()
-        assert self._ahead is not None
-        item: T
-        item, self.key = self._ahead.take_one()
-        self._plan.at += 1
-        return item
+    __next__ = Cursor.__next__
 
     def _draw(self, child: int) -> T:
         if self._num_ready(1):  # since another source has ended
@@ -701,7 +694,7 @@ class _SourcesCursor(_BlendCursor[T]):
     def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
         num = self._num_ready(n)
         if not num:
-            return [next(self)], [self.key]
+            return [super().__next__()], [self.key]
         assert self._ahead is not None
         columns, keys = self._ahead.take(num)
         self._plan.at += num
