@@ -70,11 +70,6 @@ class Cursor(Iterator[T_co], ABC):
         del n
         return [next(self)], [self.key]
 
-    def skip(self, n: int) -> None:
-        """Passes over `n` items."""
-        for _ in range(n):
-            next(self)
-
 
 def taken(cursor: Cursor[T], n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
     """Returns the next `n` items, or what is left, and their restore keys."""

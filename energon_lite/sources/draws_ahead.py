@@ -286,6 +286,9 @@ class DrawsAhead:
         context, step = context_or(self._stream), self._stream.num_streams
         first = context.sample_index
         context.sample_index = stop = first + n * step
-        context.count_draws(names, self._sec_per_row)
+        for name in names:
+            cost = context.costs[name]
+            cost.draws += 1
+            cost.read_sec += self._sec_per_row
         keys = [*zip(names, self._epochs[rows], indices, range(first, stop, step), strict=True)]
         return self._maker.made(self._block, rows, keys, self._origins), keys

@@ -379,19 +379,6 @@ class SampleLoader:
         columns = block.keys[rows], keys, block.values[rows], block.shards[rows], block.files[rows]
         return SampleColumns(self._form, origins, columns)
 
-    def made_one(self, block: DecodedBlock, row: int, key: RestoreKey) -> Any:
-        """Makes the sample of a row of a block, as `made` does for several.
-
-        Not all of a block at once: their dicts and tuples would make the garbage collector look
-        through the whole process.
-        """
-        name = block.files[row]
-        fields = self._service(block.keys[row], (name,), block.shards[row], key)
-        if self._form.kind is CrudeSample:
-            return make_crude({name[len(block.keys[row]) + 1 :]: block.values[row]}, fields)
-        fields[self._form.field] = block.values[row]
-        return self._form.kind(**fields)
-
     def place_of(self, members: Any, shard: str, place: int) -> str:
         """Names a sample in errors."""
         sample_key = key_of_members(members)

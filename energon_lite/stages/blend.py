@@ -730,8 +730,10 @@ class _MadeCursor(StageCursor[T]):
 
     def __init__(self, spec: BlendDataset[T], inner: Cursor[Any]) -> None:
         super().__init__(spec, inner)
-        self._datasets = dict(zip((leaf.name for leaf in spec.leaves), spec.datasets, strict=True))
-        self._runs: dict[str, FunctionRun | None] = {}
+        self._runs = {
+            leaf.name: FunctionRun(dataset.function) if type(dataset) is MapDataset else None
+            for leaf, dataset in zip(spec.leaves, spec.datasets, strict=True)
+        }
 
     def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
         """Returns some of the next items; the functions are called in their order."""
@@ -739,12 +741,7 @@ class _MadeCursor(StageCursor[T]):
         runs, spend, made = self._runs, current_context().spend, list[Any]()
         since = perf_counter()
         for key, item in zip(keys, samples_of(found), strict=True):
-            name = key[0]
-            if name not in runs:
-                dataset: Any = self._datasets[name]
-                is_made = type(dataset) is MapDataset
-                runs[name] = FunctionRun(dataset.function) if is_made else None
-            run = runs[name]
+            run = runs[key[0]]
             made.append(item if run is None else run.call(key, item))
             until = perf_counter()
             spend(key, until - since)

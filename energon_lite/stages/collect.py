@@ -321,15 +321,15 @@ class CollectCursor(Cursor[Any]):
             known = self._groups
             groups = [known[g] if g in known else self._new_group(g) for g in found.groups]
         numbers, width = range(first, self._num_read), self._spec.num_lengths
+        lengths = zip(*[iter(found.lengths)] * width, strict=True)
+        units = [*zip(numbers, groups, lengths, found.keys, strict=True)]
+        self._buffer.add(units, found.samples)
         if isinstance(self.collector, OneByOne):
-            lengths = zip(*[iter(found.lengths)] * width, strict=True)
-            units = [*zip(numbers, groups, lengths, found.keys, strict=True)]
-            self._buffer.add_units(units, found.samples)
             for number, group, own, _ in units:
                 self.collector.add_one(number, group, own)
             return
-        rows = _as_samples(numbers, groups, found.lengths, width)
-        self._buffer.add(found.keys, found.samples, rows)
+        own, of_each, flat = (np.array(c, np.int64) for c in (numbers, groups, found.lengths))
+        rows = Samples(own, of_each, flat.reshape(-1, width))
         try:
             refused = self.collector.add(rows)
         except ValueError as error:
@@ -410,7 +410,8 @@ class CollectCursor(Cursor[Any]):
             for key in keys:
                 if not isinstance(key, tuple) or not key:
                     raise ValueError(f"{key!r:.80} is no restore key")
-            buffer.add(keys, [SKIPPED] * len(keys), samples)
+            units = zip(*map(np.ndarray.tolist, samples), keys, strict=True)
+            buffer.add([*units], [SKIPPED] * len(keys))
         except (TypeError, ValueError, LookupError, OverflowError) as error:
             raise StateError(
                 f"The checkpoint's stage {spec.name!r} is invalid: {error}. Use another one."
@@ -438,11 +439,3 @@ def _is_plain(group: Any) -> bool:
     if type(group) is tuple:
         return all(map(_is_plain, group))
     return group is None or type(group) in (str, int, bool, float)
-
-
-def _as_samples(
-    numbers: Sequence[int], groups: list[int], lengths: list[int], num_lengths: int
-) -> Samples:
-    """Returns columns as arrays."""
-    flat = np.array(lengths, np.int64).reshape(len(numbers), num_lengths)
-    return Samples(np.array(numbers, np.int64), np.array(groups, np.int64), flat)

@@ -238,27 +238,13 @@ class MapCursor(StageCursor[T]):
     def __init__(self, spec: MapDataset[T], inner: Cursor[Any]) -> None:
         super().__init__(spec, inner)
         self._run = FunctionRun(spec.function)
-        self._call = self._run.call
         self._takes_turns = takes_turns(spec.function, spec.dataset)
 
-    def __next__(self) -> T:
-        """Returns the next item."""
-        inner = self.inner
-        while True:
-            item = next(inner)
-            start = perf_counter()
-            key = inner.key
-            result = self._call(key, item)
-            current_context().spend(key, perf_counter() - start)
-            if result is not SKIPPED:
-                self.key = key
-                return result  # type: ignore[no-any-return]
+    __next__ = Cursor.__next__
 
     def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
         """Returns some of the next items, and their restore keys."""
-        if self._takes_turns:
-            return super().take(n)
-        items, keys = self.inner.take(n)
+        items, keys = self.inner.take(1 if self._takes_turns else n)
         if not keys:
             return [], keys
         results, keys = unskipped(self._run.call_timed(keys, samples_of(items)), keys)

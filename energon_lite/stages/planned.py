@@ -266,19 +266,8 @@ class PlanCursor(Cursor[list[Any]]):
         A list of which all samples failed is skipped. Hooks that draw do so in the order of the
         lists.
         """
-        return self._read(1 if self._spec.drawing else n)
-
-    @property
-    def lengths(self) -> list[list[int]]:
-        """The lengths of the samples of the list that `next` returned last, of each resource."""
-        units, rows = self._last
-        found: list[list[int]] = units.lengths[np.where(rows < 0, ~rows, rows)].tolist()
-        return found
-
-    def _read(self, n: int) -> tuple[list[list[Any]], list[RestoreKey]]:
-        """Reads up to `n` lists of a window; skips those of which all samples failed."""
         window = self._with_lists()
-        num = min(n, len(window.packs) - self._emitted)
+        num = min(1 if self._spec.drawing else n, len(window.packs) - self._emitted)
         if self._reader is None:
             self._reader = PlanReader(self._spec, window, self._emitted, self._names, self._stream)
         self._last = window.units, window.packs[self._emitted]
@@ -290,14 +279,12 @@ class PlanCursor(Cursor[list[Any]]):
         self.key = found[-1][1] if found else self.key
         return [samples for samples, _ in found], [key for _, key in found]
 
-    def skip(self, n: int) -> None:
-        """Skips `n` planned lists without reading them, including lists that would fail."""
-        while n > 0:
-            window = self._with_lists()
-            step = min(n, len(window.packs) - self._emitted)
-            self._emitted += step
-            self._reader = None
-            n -= step
+    @property
+    def lengths(self) -> list[list[int]]:
+        """The lengths of the samples of the list that `next` returned last, of each resource."""
+        units, rows = self._last
+        found: list[list[int]] = units.lengths[np.where(rows < 0, ~rows, rows)].tolist()
+        return found
 
     def windows(self) -> Iterator[PlannedWindow]:
         """Yields the plans of the windows to come, of which nothing is read."""

@@ -42,15 +42,8 @@ class SampleBuffer:
         self._array = np.empty((0, self._first_key + 1), np.int64)
         self._num_rows = 0
 
-    def add(self, keys: Sequence[RestoreKey], samples: Sequence[Any], rows: Samples) -> None:
-        """Adds samples."""
-        numbers = rows.numbers.tolist()
-        self.keys.update(zip(numbers, keys, strict=True))
-        self.samples.update(zip(numbers, samples, strict=True))
-        self._add_rows(keys, *rows)
-
-    def add_units(self, units: Sequence[Unit], samples: Sequence[Any]) -> None:
-        """Adds samples, which get their rows with others."""
+    def add(self, units: Sequence[Unit], samples: Sequence[Any]) -> None:
+        """Adds samples; they get rows before the next snapshot."""
         for unit, sample in zip(units, samples, strict=True):
             self.keys[unit[0]], self.samples[unit[0]] = unit[3], sample
         self._new += units

@@ -23,14 +23,8 @@ from ..conftest import examples
 
 
 def added(buffer: SampleBuffer, numbers: range, keys: list[Any]) -> None:
-    groups, lengths = [number % 3 for number in numbers], [(number % 5,) for number in numbers]
-    rows = Samples(np.array(numbers), np.array(groups), np.array(lengths).reshape(-1, 1))
-    buffer.add(keys, [*numbers], rows)
-
-
-def added_one_by_one(buffer: SampleBuffer, numbers: range, keys: list[Any]) -> None:
-    for number, key in zip(numbers, keys, strict=True):
-        buffer.add_units([(number, number % 3, (number % 5,), key)], [number])
+    units = [(n, n % 3, (n % 5,), key) for n, key in zip(numbers, keys, strict=True)]
+    buffer.add(units, [*numbers])
 
 
 KEYS = [
@@ -43,18 +37,16 @@ KEYS = [
 @examples(50)
 @given(
     steps=st.lists(
-        st.tuples(
-            st.integers(0, 90), st.floats(0, 1), st.booleans(), st.sampled_from(KEYS), st.booleans()
-        ),
+        st.tuples(st.integers(0, 90), st.floats(0, 1), st.booleans(), st.sampled_from(KEYS)),
         max_size=12,
     )
 )
 def test_snapshots_of_a_buffer_have_all_its_samples_also_after_pickling(steps: list[Any]) -> None:
     buffer, num_added, kept = SampleBuffer(1), 0, []
-    for num, share, is_old_first, key_of, is_one_by_one in steps:
+    for num, share, is_old_first, key_of in steps:
         numbers = range(num_added, num_added + num)
         keys = [*map(key_of, numbers)]
-        (added_one_by_one if is_one_by_one else added)(buffer, numbers, keys)
+        added(buffer, numbers, keys)
         num_added += num
         old = sorted(buffer.keys, reverse=not is_old_first)
         buffer.taken(old[: int(share * len(old))])
@@ -111,7 +103,11 @@ def test_a_snapshot_has_as_many_objects_with_a_large_buffer_as_with_a_small_one(
                 keys = [("a", 0, number * 7, number) for number in numbers]
                 lengths = [(3 + number % 17,) for number in numbers]
                 rows = Samples(np.array(numbers), np.zeros(num, np.int64), np.array(lengths))
-                buffer.add(keys, [*numbers], rows)
+                own = [
+                    (*unit, key)
+                    for *unit, key in zip(numbers, [0] * num, lengths, keys, strict=True)
+                ]
+                buffer.add(own, [*numbers])
                 collector.add(rows)
                 continue
             num_returned += 1
