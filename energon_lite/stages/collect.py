@@ -321,15 +321,15 @@ class CollectCursor(Cursor[Any]):
             known = self._groups
             groups = [known[g] if g in known else self._new_group(g) for g in found.groups]
         numbers, width = range(first, self._num_read), self._spec.num_lengths
-        lengths = zip(*[iter(found.lengths)] * width, strict=True)
-        units = [*zip(numbers, groups, lengths, found.keys, strict=True)]
+        own_lengths = zip(*[iter(found.lengths)] * width, strict=True)
+        units = [*zip(numbers, groups, own_lengths, found.keys, strict=True)]
         self._buffer.add(units, found.samples)
         if isinstance(self.collector, OneByOne):
             for number, group, own, _ in units:
                 self.collector.add_one(number, group, own)
             return
-        own, of_each, flat = (np.array(c, np.int64) for c in (numbers, groups, found.lengths))
-        rows = Samples(own, of_each, flat.reshape(-1, width))
+        lengths = np.array(found.lengths, np.int64).reshape(-1, width)
+        rows = Samples(np.array(numbers, np.int64), np.array(groups, np.int64), lengths)
         try:
             refused = self.collector.add(rows)
         except ValueError as error:

@@ -31,7 +31,7 @@ from energon_lite.core.keys import leaves
 from energon_lite.core.topology import Stream
 from energon_lite.stages.token_lengths import MeasureCursor
 
-from ..helpers import Ranks, ignore, metadataset, number_of, text_set
+from ..helpers import Ranks, ignore, metadataset, number_of, take_singly, text_set
 
 NUM_SAMPLES = 60
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=ignore)
@@ -373,7 +373,6 @@ def test_reading_many_samples_at_once_equals_reading_one_by_one(
     settings = {"overlong": "drop", "group_by": group_by, "max_tokens": 32}
 
     with pytest.MonkeyPatch.context() as patch:
-        take = MeasureCursor.take
-        patch.setattr(MeasureCursor, "take", lambda cursor, _: take(cursor, 1))
+        take_singly(patch, MeasureCursor)
         expected = trace(root, Kinds(lengths, **settings))
     assert trace(root, Kinds(lengths, **settings)) == expected

@@ -27,7 +27,7 @@ from energon_lite import (
 )
 from energon_lite.balance import CostModel, imbalance
 from energon_lite.batching.window_packs import pack_planned
-from energon_lite.core.dataset import Cursor, SavableDataset, StreamRun
+from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
@@ -36,7 +36,15 @@ from energon_lite.sources.planned_source import _PlannedCursor
 from energon_lite.stages.map import MapCursor
 
 from ..conftest import examples
-from ..helpers import broken_sets, ignore, metadataset, number_of, text_set, through_json
+from ..helpers import (
+    broken_sets,
+    ignore,
+    metadataset,
+    number_of,
+    take_singly,
+    text_set,
+    through_json,
+)
 
 NUM_SAMPLES = 600
 COST = CostModel(token=1, token_squared=0.1)
@@ -466,8 +474,7 @@ def test_packs_read_by_blocks_equal_those_read_one_by_one(
 
     by_blocks = [run_of(Stream(index, 2)) for index in range(2)]
     with pytest.MonkeyPatch.context() as patch:
-        for cursor in (_PlannedCursor, MapCursor):
-            patch.setattr(cursor, "take", Cursor.take)
+        take_singly(patch, _PlannedCursor, MapCursor)
         assert [run_of(Stream(index, 2)) for index in range(2)] == by_blocks
     assert any("DecodingError" in str(records) for run in by_blocks for *_, records in run)
 
