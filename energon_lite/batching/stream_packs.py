@@ -152,10 +152,9 @@ class StreamPacks(OneByOne):
             numbers = columns_NC[own, 0]
             state = {"numbers": numbers, "lengths": samples.lengths[own], "added": added}
             packer.restore({**state, "totals": totals, "price": price})
-            for of_group, column in zip(
-                self._numbers[group], (numbers, samples.numbers[own]), strict=True
-            ):
-                of_group.extend(column.tolist())
+            in_packer, of_group = self._numbers[group]
+            in_packer.extend(numbers.tolist())
+            of_group.extend(samples.numbers[own].tolist())
             if packer.is_full:
                 self._full.add(group)
         if not set(samples.groups[~is_left].tolist()) <= set(self._packers):
