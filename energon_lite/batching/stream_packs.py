@@ -25,8 +25,8 @@ class StreamPacks(OneByOne):
 
     A sample that is longer than a pack, which the rules let pass, gets a separate pack.
 
-    Column: the number of the sample in its group's packer; -1 if it is left over, -2 for a list of
-    its own.
+    Column: the number of the sample in its group's packer; -1 if it is left over, -2 if it
+    waits for a separate pack.
 
     Args:
         packing: capacity, buffer, limits and what becomes of the rest at the end of the data.
@@ -135,7 +135,7 @@ class StreamPacks(OneByOne):
             in_packer, samples = map(np.array, self._numbers[group])
             own = state["numbers"]
             columns.append((samples[np.searchsorted(in_packer, own)], own))
-        return CollectorState({"groups": groups}, partial(_as_rows, columns))
+        return CollectorState({"groups": groups}, partial(_rows_of_packers, columns))
 
     def restore(self, counts: Mapping[str, Any], samples: Samples, columns_NC: Int64Array) -> None:
         """Resumes from a state.
@@ -161,5 +161,5 @@ class StreamPacks(OneByOne):
             raise ValueError("a sample is of a group that has no packer")
 
 
-def _as_rows(columns: list[tuple[Int64Array, Int64Array]]) -> Int64Array:
+def _rows_of_packers(columns: list[tuple[Int64Array, Int64Array]]) -> Int64Array:
     return np.concatenate([*map(np.column_stack, columns)])

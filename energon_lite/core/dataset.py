@@ -62,7 +62,7 @@ class Cursor(Iterator[T_co], ABC):
     def take(self, n: int) -> tuple[list[T_co] | Columns, list[RestoreKey]]:
         """Returns some of the next `n` items, and their restore keys.
 
-        So many as are made together, by default one; none if all of these were skipped.
+        They are those that are made together, by default one; none if all of these were skipped.
 
         Raises:
             StopIteration: There is none.

@@ -245,8 +245,6 @@ class MapCursor(StageCursor[T]):
     def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
         """Returns some of the next items, and their restore keys."""
         items, keys = self.inner.take(1 if self._takes_turns else n)
-        if not keys:
-            return [], keys
         results, keys = unskipped(self._run.call_timed(keys, samples_of(items)), keys)
         self.key = keys[-1] if keys else self.key
         return results, keys
