@@ -268,8 +268,7 @@ class LazySample(Sample):
     note: Lazy
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("has_pool", [False, True])
+@pytest.mark.parametrize(("has_pool", "workers"), [(False, 0), (True, 0), (True, 2)])
 def test_lazies_are_read_when_a_pack_is_made(tmp_path, has_pool, workers):
     (tmp_path / "cache").mkdir()
     pictures(tmp_path / "aux_ds")

@@ -303,6 +303,8 @@ def test_restore_sample_returns_the_noise_of_each_stream_and_each_of_two_loaders
     for i in reversed(range(12)):
         for loader, samples in zip(loaders, found, strict=True):
             assert_same(loader.restore_sample(samples[i].__restore_key__), samples[i])
+    sample = found[0][0]
+    assert loaders[1].restore_sample(sample.__restore_key__).text != sample.text
     assert {sample.__restore_key__[-1] % 3 for sample in found[0]} == {0, 1, 2}
     assert len({sample.text for samples in found[:2] for sample in samples}) == 24
 
