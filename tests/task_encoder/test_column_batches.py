@@ -200,7 +200,6 @@ def test_batch_type_is_also_that_of_raw_batches_unless_there_is_one() -> None:
     is_training=st.booleans(),
     drop_last=st.booleans(),
 )
-@examples(10)
 def test_batches_of_columns_are_those_of_samples(
     sets, encoder, size, num_streams, is_training, drop_last
 ) -> None:
