@@ -103,6 +103,9 @@ MISTAKES = {
     "repetitions in a blend": (entries("- path: a\n  repetitions: 2"),
         "7.blend[0]: key 'repetitions' <HOME> to the entries of 'blend_epochized'. Allowed here: "
         "<REFERENCE>, weight."),
+    "nonmatch in a blend": (entries("- path: a\n  nonmatch: skip"),
+        "7.blend[0]: key 'nonmatch' <HOME> to the entries of 'join'. Allowed here: <REFERENCE>, "
+        "weight."),
     "until of an epochized blend": (train("blend_epochized:\n- path: a\nuntil: first"),
         "7: key 'until' <HOME> beside 'blend'. Allowed here: <EPOCHIZED>."),
     "dataset_config of a blend": (entries("- path: a\ndataset_config: x.yaml"),
