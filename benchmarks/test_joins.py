@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.data import write_texts
 from benchmarks.measure import Entry, Figure, in_turn
 from energon_lite import TextSample, WorkerConfig, get_train_dataset
+from energon_lite.core.dataset import taken
 from energon_lite.core.stream_context import StreamContext, context_of
 from energon_lite.core.topology import Stream
 
@@ -41,7 +42,7 @@ def test_joined_texts(benchmark: Any, entries: list[Entry], folder: Path) -> Non
     def read(*cursors: Any) -> None:
         with context_of(StreamContext(STREAM)):
             for cursor in cursors:
-                cursor.take(NUM_READ)
+                taken(cursor, NUM_READ)
 
     calls = {
         "class": partial(read, joined({"__module__": "energon_lite", "__class__": "TextSample"})),

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from energon_lite import (
@@ -415,3 +416,13 @@ def is_mapped(array: Any) -> bool:
     while array is not None and not isinstance(array, local._Map):
         array = array.obj if isinstance(array, memoryview) else getattr(array, "base", None)
     return array is not None
+
+
+def take_singly(patch: pytest.MonkeyPatch, *cursors: Any) -> None:
+    """Lets cursors of these types take one item at a time."""
+    for cursor in cursors:
+
+        def take(self: Any, _: int, take: Any = cursor.take) -> Any:
+            return take(self, 1)
+
+        patch.setattr(cursor, "take", take)

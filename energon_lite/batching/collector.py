@@ -125,11 +125,11 @@ class Collector(ABC):
 
 
 class OneByOne(Collector):
-    """A collector to which samples are added one by one, until a list is complete."""
+    """A collector to which samples are added one by one; by default any may complete a list."""
 
     @property
     def num_wanted(self) -> int:
-        """One sample, since any may complete a list."""
+        """One sample."""
         return 1
 
     @abstractmethod

@@ -9,7 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite.batching.collector import CollectorState, OneByOne, Samples, saved_count
+from energon_lite.batching.collector import (
+    Collector,
+    CollectorState,
+    OneByOne,
+    Samples,
+    saved_count,
+)
+from energon_lite.batching.lists import Lists
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.seeds import random_words
 
@@ -142,7 +149,7 @@ class GroupCollector(OneByOne):
 Choose = Callable[[list[int], bool], tuple[list[list[int]], list[int]]]
 
 
-class SelectedPacks(OneByOne):
+class SelectedPacks(Collector):
     """Fills a buffer up, and has a function choose packs of it whenever no pack is left.
 
     Columns: the pack that a sample belongs to, or -1, and the sample's place in the buffer.
@@ -159,46 +166,61 @@ class SelectedPacks(OneByOne):
         self._buffer_size = buffer_size
         self._choose = choose
         self._drops_last = drops_last
-        self._waiting: list[int] = []
-        self._packs: list[list[int]] = []
-        self._num_missing = buffer_size
+        self._waiting = array("q")
+        self._packs, self._num_returned = Lists.of([]), 0
 
-    def add_one(self, number: int, group: int, lengths: Sequence[int]) -> bool:
-        """Puts a sample into the buffer."""
-        self._waiting.append(number)
-        self._num_missing -= 1
-        return self._num_missing <= 0
+    @property
+    def num_wanted(self) -> int:
+        """Samples that a full buffer lacks."""
+        num_chosen = len(self._packs.indices) - int(self._packs.offsets[self._num_returned])
+        return max(0, self._buffer_size - len(self._waiting) - num_chosen)
+
+    def add(self, samples: Samples) -> Sequence[int]:
+        """Puts samples into the buffer."""
+        self._waiting.frombytes(samples.numbers.tobytes())
+        return ()
 
     def next(self, cycle: int, has_ended: bool) -> Sequence[int] | None:
         """Returns the next pack that was chosen, once the buffer is full."""
-        num_chosen = sum(map(len, self._packs))
-        self._num_missing = self._buffer_size - len(self._waiting) - num_chosen
-        if self._num_missing > 0 and not has_ended:
+        if self.num_wanted and not has_ended:
             return None
-        if not self._packs and self._waiting and not (has_ended and self._drops_last):
-            numbers, self._waiting = self._waiting, []
-            self._packs, self._waiting = self._choose(numbers, has_ended)
+        if self._num_returned == len(self._packs):
+            if not self._waiting or (has_ended and self._drops_last):
+                return None
+            numbers, self._waiting = self._waiting.tolist(), array("q")
+            packs, rest = self._choose(numbers, has_ended)
+            self._packs, self._num_returned = Lists.of(packs), 0
+            self._waiting.extend(rest)
             return self.next(cycle, has_ended)
-        return self._packs.pop(0) if self._packs else None
+        self._num_returned += 1
+        found: list[int] = self._packs[self._num_returned - 1].tolist()
+        return found
 
     def leftover(self) -> Sequence[int]:
         """Returns the samples that are in no pack at the end of the data."""
-        rest, self._waiting = self._waiting, []
+        rest, self._waiting = self._waiting.tolist(), array("q")
         return rest
 
     def state(self) -> CollectorState:
         """Returns the samples with their packs."""
-        numbers = [*self._waiting, *(number for pack in self._packs for number in pack)]
-        sizes = [len(self._waiting), *map(len, self._packs)]
-        packs = np.repeat(np.arange(-1, len(self._packs)), sizes)
-        columns = (np.array(numbers, np.int64), packs, np.arange(len(numbers)))
-        return CollectorState({}, partial(np.column_stack, columns))
+        waiting = np.array(self._waiting, np.int64)
+        offsets = self._packs.offsets[self._num_returned :]
+        left = self._packs.indices[offsets[0] :], offsets
+        return CollectorState({}, partial(_rows_of_packs, waiting, *left))
 
     def restore(self, counts: Mapping[str, Any], samples: Samples, columns_NC: Int64Array) -> None:
         """Resumes from a state."""
-        packs: dict[int, list[int]] = {-1: []}
         order = np.lexsort((columns_NC[:, 1], columns_NC[:, 0]))
-        chosen = zip(samples.numbers[order].tolist(), columns_NC[order, 0].tolist(), strict=True)
-        for number, pack in chosen:
-            packs.setdefault(pack, []).append(number)
-        self._waiting, *self._packs = packs.values()
+        numbers, packs = samples.numbers[order], columns_NC[order, 0]
+        num = int((packs < 0).sum())
+        self._waiting.extend(numbers[:num].tolist())
+        starts = np.flatnonzero(np.diff(packs[num:], prepend=-1))
+        self._packs = Lists(numbers[num:], np.append(starts, len(numbers) - num))
+
+
+def _rows_of_packs(waiting: Int64Array, chosen: Int64Array, offsets: Int64Array) -> Int64Array:
+    """Returns samples with their packs and places."""
+    numbers = np.concatenate([waiting, chosen])
+    sizes = [len(waiting), *np.diff(offsets).tolist()]
+    packs = np.repeat(np.arange(-1, len(sizes) - 1), sizes)
+    return np.column_stack([numbers, packs, np.arange(len(numbers))])

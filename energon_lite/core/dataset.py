@@ -32,7 +32,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Cursor(Iterator[T_co], ABC):
-    """Where one stream stands in a dataset.
+    """Where one stream stands in a dataset; a subclass defines `__next__` or `take`.
 
     Attributes:
         key: the restore key of the item that `next` returned last.
@@ -40,9 +40,12 @@ class Cursor(Iterator[T_co], ABC):
 
     key: RestoreKey
 
-    @abstractmethod
     def __next__(self) -> T_co:
         """Returns the next item."""
+        while not (items := samples_of(self.take(1)[0])):
+            pass
+        item: T_co = items[0]
+        return item
 
     @abstractmethod
     def snapshot(self) -> Snapshot:
@@ -56,22 +59,10 @@ class Cursor(Iterator[T_co], ABC):
             StateError: The snapshot is of another kind of stage.
         """
 
-    def take(self, n: int) -> tuple[list[T_co], list[RestoreKey]]:
-        """Returns the next `n` items, or what is left, and their restore keys."""
-        items: list[T_co] = []
-        keys: list[RestoreKey] = []
-        with suppress(StopIteration):
-            for _ in range(n):
-                items.append(next(self))
-                keys.append(self.key)
-        return items, keys
+    def take(self, n: int) -> tuple[list[T_co] | Columns, list[RestoreKey]]:
+        """Returns some of the next `n` items, and their restore keys.
 
-    def take_batch(self, n: int) -> tuple[list[T_co] | Columns, list[RestoreKey]]:
-        """Returns the same, where the items are at hand as columns in this form."""
-        return self.take(n)
-
-    def take_ready(self, n: int) -> tuple[list[T_co], list[RestoreKey]]:
-        """Returns some of the next `n` items, and their restore keys: those that are read, or one.
+        They are those that are made together, by default one; none if all of these were skipped.
 
         Raises:
             StopIteration: There is none.
@@ -79,39 +70,17 @@ class Cursor(Iterator[T_co], ABC):
         del n
         return [next(self)], [self.key]
 
-    def skip(self, n: int) -> None:
-        """Passes over `n` items."""
-        for _ in range(n):
-            next(self)
 
-
-class CursorInParts(Cursor[T]):
-    """A cursor of samples that are read several at once."""
-
-    @abstractmethod
-    def take_part(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
-        """Returns some of the next `n` samples, and their restore keys; see `take_ready`."""
-
-    def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
-        """Returns the next samples, and their restore keys."""
-        taken, keys = self.take_batch(n)
-        return samples_of(taken), keys
-
-    def take_batch(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
-        """As `take`, with columns of the samples if all of them were decoded in blocks."""
-        parts: list[list[T] | Columns] = []
-        keys: list[RestoreKey] = []
-        with suppress(StopIteration):
-            while len(keys) < n:
-                part, own = self.take_part(n - len(keys))
-                parts.append(part)
-                keys += own
-        return joined_samples(parts), keys
-
-    def take_ready(self, n: int) -> tuple[list[T], list[RestoreKey]]:
-        """Returns the next samples of those that were read, or one."""
-        taken, keys = self.take_part(n)
-        return samples_of(taken), keys
+def taken(cursor: Cursor[T], n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
+    """Returns the next `n` items, or what is left, and their restore keys."""
+    parts: list[list[T] | Columns] = []
+    keys: list[RestoreKey] = []
+    with suppress(StopIteration):
+        while len(keys) < n:
+            part, own = cursor.take(n - len(keys))
+            parts.append(part)
+            keys += own
+    return joined_samples(parts), keys
 
 
 class SourceFacts(NamedTuple):

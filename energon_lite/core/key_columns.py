@@ -1,4 +1,4 @@
-"""Long lists of tuples of integers and texts as columns: a tenth of the bytes of their JSON.
+"""Restore keys as integers: as rows of a buffer, and as columns, in a tenth of the bytes of JSON.
 
 Texts are places in one table. Tuples of one shape have a column for each place; a shape has a 0 for
 an integer, a 1 for a text, and a list for a tuple.
@@ -7,6 +7,7 @@ an integer, a 1 for a text, and a list for a tuple.
 from __future__ import annotations
 
 import base64
+import pickle
 import zlib
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -17,6 +18,9 @@ import numpy as np
 from energon_lite.core.arrays import Int64Array
 
 _INTEGER, _TEXT = 0, 1
+# The keys of sources.
+_LEAF = (_TEXT, _INTEGER, _INTEGER, _INTEGER)
+_LARGEST = 1 << 63
 # More values than the keys of any buffer have.
 _MAX_VALUES = 1 << 25
 
@@ -63,6 +67,70 @@ def _shape_of(value: Any, texts: dict[str, int], numbers: list[int]) -> Any:
     return tuple([_shape_of(part, texts, numbers) for part in value])
 
 
+class KeyTable:
+    """Restore keys as rows of integers: their shape, and what the shape has places for.
+
+    A key that has something else than integers and texts is an entry of the table as a whole.
+    """
+
+    def __init__(self) -> None:
+        self._texts: dict[Any, int] = {}
+        self._shapes: dict[Any, int] = {_LEAF: 0}
+        self._words: tuple[int, bytes] = 0, b""
+
+    def rows(self, keys: Sequence[Any]) -> Int64Array:
+        """Returns the row of each key; shape (N, W), of which W grows with the longest."""
+        if {*map(len, keys)} == {len(_LEAF)}:
+            values = [*chain.from_iterable(keys)]
+            names, texts = values[::4], self._texts
+            if {*map(type, names)} == {str}:
+                values[::4] = [texts.setdefault(name, len(texts)) for name in names]
+                if {*map(type, values)} == {int} and max(values) < _LARGEST > -min(values):
+                    found = np.zeros((len(keys), 1 + len(_LEAF)), np.int64)
+                    found[:, 1:] = np.array(values).reshape(-1, len(_LEAF))
+                    return found
+        rows = [*map(self._row, keys)]
+        found = np.zeros((len(rows), max(map(len, rows), default=1)), np.int64)
+        for row, own in zip(found, rows, strict=True):
+            row[: len(own)] = own
+        return found
+
+    def _row(self, key: Any) -> list[int]:
+        numbers: list[int] = []
+        try:
+            shape = _shape_of(key, self._texts, numbers)
+        except TypeError:
+            shape = None
+        if shape is None or any(abs(number) >= _LARGEST for number in numbers):
+            shape = _TEXT
+            numbers = [self._texts.setdefault((_TEXT, repr(key), key), len(self._texts))]
+        return [self._shapes.setdefault(shape, len(self._shapes)), *numbers]
+
+    def __len__(self) -> int:
+        """Counts its entries, which stay when the rows are gone."""
+        return len(self._texts) + len(self._shapes)
+
+    def words(self) -> bytes:
+        """Returns what `keys_of_rows` needs besides the rows."""
+        size = len(self)
+        if size != self._words[0]:
+            texts = [text if type(text) is str else text[2] for text in self._texts]
+            self._words = size, pickle.dumps((texts, [*self._shapes]))
+        return self._words[1]
+
+
+def keys_of_rows(words: bytes, rows: Int64Array) -> list[Any]:
+    """Returns the keys of rows of a `KeyTable`, shape (N, W), whose words these are."""
+    texts, shapes = pickle.loads(words)
+    keys: list[Any] = [None] * len(rows)
+    for number in np.unique(rows[:, 0]).tolist():
+        places = np.flatnonzero(rows[:, 0] == number)
+        own = _values_of(shapes[number], iter(rows[places, 1:].T), texts)
+        for place, key in zip(places.tolist(), own, strict=True):
+            keys[place] = key
+    return keys
+
+
 def from_columns(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Returns the keys and the rows of which `as_columns` returned the value.
 
@@ -86,7 +154,7 @@ def from_columns(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 def _values_of(shape: Any, columns: Iterator[Int64Array], texts: list[str]) -> list[Any]:
     """Returns the values of a shape, of the next columns."""
-    if isinstance(shape, list):
+    if isinstance(shape, (list, tuple)):
         return list(zip(*[_values_of(own, columns, texts) for own in shape], strict=True))
     numbers: list[int] = next(columns).tolist()
     return [*map(texts.__getitem__, numbers)] if shape == _TEXT else numbers

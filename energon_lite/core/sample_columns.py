@@ -10,7 +10,7 @@ from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from energon_lite.core.samples import SourceInfo
+from energon_lite.core.samples import CrudeSample, SourceInfo
 
 # Twice as quick as calling the class, which goes through a Python function.
 _new_source, _new = tuple.__new__, object.__new__
@@ -47,7 +47,8 @@ class SampleForm(NamedTuple):
 
     Attributes:
         kind: their type, of which the constructor does nothing but set the fields.
-        field: the name of the field; its values are texts or bytes.
+        field: the name of the field; its values are texts or bytes. In crude samples it is the name
+            of the file without the key.
         defaults: names and values of the fields that are equal in all samples.
     """
 
@@ -94,7 +95,29 @@ class SampleColumns(Columns):
 
     def samples(self) -> list[Any]:
         """Returns the samples one by one."""
+        if self.form.kind is CrudeSample:
+            return self._crude()
         return samples_from(self.form.kind, self.fields())
+
+    def _crude(self) -> list[CrudeSample]:
+        """Returns crude samples: dicts in the order of `make_crude`."""
+        keys, restore_keys, values, shards, files = self.columns
+        made = []
+        for key, own, value, shard, file in zip(
+            keys, restore_keys, values, shards, files, strict=True
+        ):
+            path, subflavors, weight = self.origins[own[0]]
+            sample = CrudeSample()
+            sample["__key__"] = key
+            sample["__restore_key__"] = own
+            sample["__subflavors__"] = subflavors.copy()
+            sample["__sources__"] = (_new_source(SourceInfo, (path, own[2], shard, (file,))),)
+            if weight != 1:
+                sample["__loss_weight__"] = weight
+            sample["__shard__"] = shard
+            sample[file[len(key) + 1 :]] = value
+            made.append(sample)
+        return made
 
     def batch(self) -> Any:
         """Returns what `generic_batch` makes of the samples; some fields are left for later."""

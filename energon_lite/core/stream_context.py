@@ -170,13 +170,6 @@ class StreamContext:
                 "Repair the data or the code, or give the loader a higher max_skip_rate."
             )
 
-    def count_draws(self, sources: Iterable[str], read_sec: float) -> None:
-        """Counts a draw of each of `sources`, which took `read_sec` of reading each."""
-        for source in sources:
-            cost = self.costs[source]
-            cost.draws += 1
-            cost.read_sec += read_sec
-
     def spend(self, key: RestoreKey, seconds: float) -> None:
         """Counts time in a hook for the source of the sample `key`, or those of the batch."""
         if type(key[-1]) is int:

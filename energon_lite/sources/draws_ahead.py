@@ -286,16 +286,9 @@ class DrawsAhead:
         context, step = context_or(self._stream), self._stream.num_streams
         first = context.sample_index
         context.sample_index = stop = first + n * step
-        context.count_draws(names, self._sec_per_row)
+        for name in names:
+            cost = context.costs[name]
+            cost.draws += 1
+            cost.read_sec += self._sec_per_row
         keys = [*zip(names, self._epochs[rows], indices, range(first, stop, step), strict=True)]
         return self._maker.made(self._block, rows, keys, self._origins), keys
-
-    def take_one(self) -> tuple[Any, RestoreKey]:
-        """Returns the sample of the next draw, which was read, and its key."""
-        row, name, context = self._row, self._names[self._row], context_or(self._stream)
-        self._at += 1
-        self._row += 1
-        key = (name, self._epochs[row], self._indices[row], context.sample_index)
-        context.sample_index += self._stream.num_streams
-        context.count_draws((name,), self._sec_per_row)
-        return self._sources[self._drawn[row]].loader.made_one(self._block, row, key), key

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import Cursor
+from energon_lite.core.sample_columns import Columns
 from energon_lite.core.stage import Stage
 from energon_lite.core.state import JSON, RestoreKey
-from energon_lite.core.stream_context import context_or
 from energon_lite.core.topology import Stream
 from energon_lite.sources.order_ahead import OrderAhead
 from energon_lite.sources.source import SourceCursor, WebdatasetSource
 
 T = TypeVar("T")
 
-# In place of a sample that could not be read.
-_MISSING: Any = {"__restore_key__": ()}
-
-# Restore keys that are made together.
-_AT_ONCE = 64
 # Samples that are decoded before the hooks get the first of them, if they have this mean size.
 _MOST_AT_ONCE, _SMALL_BYTES = 32, 8 << 10
 
@@ -102,15 +96,13 @@ class OrderOnlySource(Stage[RestoreKey]):
 
 
 class _OrderCursor(SourceCursor[RestoreKey]):
-    def __next__(self) -> RestoreKey:
-        self.key = key = next(self._keys)
-        return key
-
-    def take(self, n: int) -> tuple[list[RestoreKey], list[RestoreKey]]:
-        keys = list(islice(self._keys, n))
+    def take(self, n: int) -> tuple[list[RestoreKey] | Columns, list[RestoreKey]]:
+        epochs, indices = self._order_ahead.at(self.position, n)
+        if not len(indices):
+            raise StopIteration
+        self._stop += len(indices)
+        keys = self.numbered(epochs.tolist(), indices.tolist())
         return keys, keys
-
-    take_batch, take_ready = Cursor.take_batch, Cursor.take_ready
 
     has_columns = True
 
@@ -121,20 +113,7 @@ class _OrderCursor(SourceCursor[RestoreKey]):
 
     def go_to(self, position: int) -> None:
         super().go_to(position)
-        self._keys = self._generate()
-
-    def _generate(self) -> Iterator[RestoreKey]:
-        name, context = self._name, context_or(self._stream)
-        num_streams, order = self._stream.num_streams, OrderAhead(self._order)
-        while True:
-            epochs, indices = order.at(self.position, _AT_ONCE)
-            if not len(indices):
-                return
-            for epoch, index in zip(epochs.tolist(), indices.tolist(), strict=True):
-                self._stop += 1
-                number = context.sample_index
-                context.sample_index = number + num_streams
-                yield (name, epoch, index, number)
+        self._order_ahead = OrderAhead(self._order)
 
 
 @dataclass(eq=False)
@@ -160,62 +139,51 @@ class PlannedRows:
         return self.epochs[own], self.indices[own]
 
 
-@dataclass(eq=False)
-class PlannedSource(Generic[T]):
+class PlannedSource(Stage[T]):
     """The samples of `rows`, in their order, read ahead in blocks, for the cursor of one plan.
 
     A sample that cannot be read is skipped and counted. The cursor stops after `rows.num_due`
     samples, and resumes when this number grows.
 
+    State, Length, Keys: those of the source.
+
     Args:
-        source: the samples.
+        dataset: the samples.
         rows: which of them.
     """
 
-    source: WebdatasetSource[T]
-    rows: PlannedRows
+    dataset: WebdatasetSource[T]
+
+    def __init__(self, dataset: WebdatasetSource[T], rows: PlannedRows) -> None:
+        super().__init__(dataset)
+        self.rows = rows
 
     def cursor(self, stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""
-        return _PlannedCursor(self.source, stream, self.rows)
+        return _PlannedCursor(self.dataset, stream, self.rows)
 
 
 class _PlannedCursor(SourceCursor[T]):
-    take, take_batch = Cursor.take, Cursor.take_batch
-
-    def __init__(self, source: WebdatasetSource[T], stream: Stream, rows: PlannedRows) -> None:
-        self._planned = rows
-        super().__init__(source, stream, rows)
-
-    def __next__(self) -> T:
-        planned = self._planned
-        while (position := self.position) < planned.num_due:
-            context_or(self._stream).sample_index = planned.keys[position][3]
-            sample = super().__next__()
-            if sample is not _MISSING:
-                return sample
-        raise StopIteration
-
-    def take_ready(self, n: int) -> tuple[list[T], list[RestoreKey]]:
-        position, due = self.position, self._planned.num_due
+    def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
+        planned: Any = self._order
+        position, due = self.position, planned.num_due
         if self._row == self._num_rows and position < due:
             self._read_on()
         num = min(n, due - position, self._num_rows - self._row)
         if num <= 0:
             raise StopIteration
+        keys = planned.keys[position : position + num]
         if self._decoded is None:
             data: Any = self._block and self._block.data
             is_small = type(data) is memoryview and len(data) <= _SMALL_BYTES * self._num_rows
-            return Cursor.take(self, min(num, _MOST_AT_ONCE if is_small else 1))
+            samples, found = list[T](), list[RestoreKey]()
+            for key in keys[: _MOST_AT_ONCE if is_small else 1]:
+                self._context.sample_index = key[3]
+                sample, own = self._one()
+                samples += sample
+                found += own
+            return samples, found
         rows = slice(self._row, self._row + num)
-        keys = self._planned.keys[position : position + num]
         self._row = rows.stop
         self._context.costs[self._name].draws += num
-        made = self.spec.loader.made(self._decoded, rows, keys, self._origins)
-        return made.samples(), keys
-
-    def _count_skip(
-        self, error: Exception, members: Any, shard: str, place: int, key: RestoreKey
-    ) -> Any:
-        super()._count_skip(error, members, shard, place, key)
-        return _MISSING
+        return self.spec.loader.made(self._decoded, rows, keys, self._origins), keys

@@ -259,11 +259,14 @@ class SampleLoader:
     loss_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        """Looks whether all samples have one field of one file."""
+        """Looks whether samples of one file can be made together, and by which part."""
         self.path = str(self.root)
         maker: Any = self.maker
         found = maker.one_field() if isinstance(maker, FieldMapMaker) else None
-        self._one_part, self._form = found or ("", SampleForm(Sample, "", ()))
+        if maker is make_crude and isinstance(self.wants, PartFilter) and self.wants.wanted is None:
+            found = "", SampleForm(CrudeSample, "", ())
+        self._one_part: str | None = found[0] if found else None
+        self._form = found[1] if found else SampleForm(Sample, "", ())
         self._plans: dict[str, tuple[bool, Callable[[bytes], Any] | None]] = {}
 
     @property
@@ -315,26 +318,33 @@ class SampleLoader:
     def kind(self) -> tuple[Any, ...] | None:
         """What decides how `together` decodes a block; None if it never does."""
         part, decoder = self._one_part, self.decoder
-        is_text = decoder is not None and decoder.is_text(part, 0)
-        stays_bytes = decoder is None or decoder.decoder_of(part) is None
-        is_decoded = bool(part) and (is_text or stays_bytes)
-        return (self._form.kind, self._form.field, part, is_text) if is_decoded else None
+        if part is None or (part and self._is_text(part, 0) is None):
+            return None
+        limit = decoder and (type(decoder), decoder.max_bytes)
+        return self._form.kind, self._form.field, part, limit
+
+    def _is_text(self, part: str, num_bytes: int) -> bool | None:
+        """Returns whether a part becomes the text that it is; None if it does not stay bytes."""
+        if self.decoder is None or self.decoder.is_text(part, num_bytes):
+            return self.decoder is not None
+        return False if self.decoder.decoder_of(part) is None else None
 
     def together(self, block: Block) -> DecodedBlock | None:
         """Decodes the samples of a block at once, if each is one short text (or bytes).
 
         None where the samples are to be made one by one, each with its error.
         """
-        members, data, kind = block.members, block.data, self.kind
-        if kind is None or type(members) is not OneFileEach:
-            return None
-        is_text = kind[3]
-        if is_text and not self.decoder.is_text(self._one_part, len(data)):  # type: ignore[union-attr]
+        members, data = block.members, block.data
+        if self._one_part is None or type(members) is not OneFileEach:
             return None
         if isinstance(data, memoryview) and len(data) > SMALL_BYTES * len(members):
             return None  # they would be copied twice
-        names, end = members.names, f".{self._one_part}\0"
-        joined = "\0".join(names) + "\0"
+        names = members.names
+        part = self._one_part or (split_name(names[0]) or ("", ""))[1]
+        is_text = self._is_text(part, len(data))
+        if is_text is None:
+            return None
+        joined, end = "\0".join(names) + "\0", f".{part}\0"
         *keys, rest = joined.split(end)  # all dots are in the ends, so each name has one
         is_plain = len(keys) == len(names) and not rest and "/" not in joined and all(keys)
         if not is_plain or joined.count(".") != len(names) * end.count("."):
@@ -368,16 +378,6 @@ class SampleLoader:
         """
         columns = block.keys[rows], keys, block.values[rows], block.shards[rows], block.files[rows]
         return SampleColumns(self._form, origins, columns)
-
-    def made_one(self, block: DecodedBlock, row: int, key: RestoreKey) -> Any:
-        """Makes the sample of a row of a block, as `made` does for several.
-
-        Not all of a block at once: their dicts and tuples would make the garbage collector look
-        through the whole process.
-        """
-        fields = self._service(block.keys[row], (block.files[row],), block.shards[row], key)
-        fields[self._form.field] = block.values[row]
-        return self._form.kind(**fields)
 
     def place_of(self, members: Any, shard: str, place: int) -> str:
         """Names a sample in errors."""

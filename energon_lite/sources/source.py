@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from energon_lite.core.arrays import Int64Array
-from energon_lite.core.dataset import Cursor, CursorInParts, SavableDataset, SourceFacts, Traits
+from energon_lite.core.dataset import Cursor, SavableDataset, SourceFacts, Traits
 from energon_lite.core.errors import StateError
 from energon_lite.core.sample_columns import Columns, Origin, SampleColumns
 from energon_lite.core.samples import SourceInfo
@@ -180,7 +180,7 @@ class WebdatasetSource(SavableDataset[T]):
         }
 
 
-class SourceCursor(CursorInParts[T]):
+class SourceCursor(Cursor[T]):
     """A stream's place in a source.
 
     Args:
@@ -215,44 +215,52 @@ class SourceCursor(CursorInParts[T]):
         """The position of the next sample."""
         return self._stop - self._num_rows + self._row
 
-    def __next__(self) -> T:
-        """Returns the next sample that can be read."""
-        sample: Any = None
-        while sample is None:
-            row = self._row
-            if row == self._num_rows:
-                self._read_on()
-                continue
-            self._row = row + 1
-            context = self._context
-            # Draws are counted over all sources of the pipeline, which take turns.
-            number = context.sample_index
-            context.sample_index = number + self._stream.num_streams
-            context.costs[self._name].draws += 1
-            self.key = key = (self._name, self._own_epochs[row], self._own_indices[row], number)
-            if self._decoded is None:
-                sample = self._load(key, row)
-            else:
-                sample = self.spec.loader.made_one(self._decoded, row, key)
-        return sample  # type: ignore[no-any-return]
-
-    def take_part(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
-        """Returns the next samples of a block that was decoded, or one."""
+    def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
+        """Returns the next samples of a block that was decoded, or one, if it can be read."""
         if self._row == self._num_rows:
             self._read_on()
-        return self._made(self._decoded, n) if self._decoded else ([next(self)], [self.key])
+        return self._made(self._decoded, n) if self._decoded else self._one()
+
+    def _one(self) -> tuple[list[T], list[RestoreKey]]:
+        """Returns the next sample of a block that was not decoded, if it can be read."""
+        row, context = self._row, self._context
+        self._row = row + 1
+        context.costs[self._name].draws += 1
+        (key,) = self.numbered([self._own_epochs[row]], [self._own_indices[row]])
+        block: Any = self._block
+        members, shard, place = block.members[row], block.shards[row], block.places[row]
+        since = perf_counter()
+        try:
+            sample: Any = self.spec.loader(block.data, members, shard, place, key)
+        except Exception as error:
+            self._count_skip(error, members, shard, place, key)
+            return [], []
+        finally:
+            context.costs[self._name].read_sec += perf_counter() - since
+        # Of a dataclass, or of a crude sample, a dict.
+        is_crude = isinstance(sample, dict)
+        self.key = sample["__restore_key__"] if is_crude else sample.__restore_key__
+        return [sample], [self.key]
 
     def _made(self, block: DecodedBlock, n: int) -> tuple[SampleColumns, list[RestoreKey]]:
         """Returns the next samples of a block that was decoded, and their restore keys."""
         rows = slice(self._row, min(self._row + n, self._num_rows))
-        indices = self._own_indices[rows]
-        context, step = self._context, self._stream.num_streams
-        context.costs[self._name].draws += len(indices)
-        first, self._row = context.sample_index, rows.stop
-        context.sample_index = stop = first + len(indices) * step
-        numbers = range(first, stop, step)
-        keys = [*zip(repeat(self._name), self._own_epochs[rows], indices, numbers)]
+        self._row = rows.stop
+        keys = self.numbered(self._own_epochs[rows], self._own_indices[rows])
+        self._context.costs[self._name].draws += len(keys)
         return self.spec.loader.made(block, rows, keys, self._origins), keys
+
+    def numbered(self, epochs: list[int], indices: list[int]) -> list[RestoreKey]:
+        """Returns the restore keys of the next draws, at least one.
+
+        They are counted over all sources of the pipeline, which take turns.
+        """
+        context, step = context_or(self._stream), self._stream.num_streams
+        first = context.sample_index
+        context.sample_index = stop = first + len(indices) * step
+        keys = [*zip(repeat(self._name), epochs, indices, range(first, stop, step))]
+        self.key = keys[-1]
+        return keys
 
     def _read_on(self) -> None:
         """Reads the next block, and decodes its samples if this can be done for all at once.
@@ -282,32 +290,10 @@ class SourceCursor(CursorInParts[T]):
         self._own_epochs, self._own_indices = epochs.tolist(), indices.tolist()
         self._stop += self._num_rows
 
-    def _load(self, key: RestoreKey, row: int) -> Any:
-        """Loads a sample of the block; returns None if it is skipped."""
-        block: Any = self._block
-        members, shard, place = block.members[row], block.shards[row], block.places[row]
-        since = perf_counter()
-        sample: Any
-        try:
-            sample = self.spec.loader(block.data, members, shard, place, key)
-        except Exception as error:
-            sample = self._count_skip(error, members, shard, place, key)
-        finally:
-            self._context.costs[self._name].read_sec += perf_counter() - since
-        if sample is not None:
-            # A dataclass, or a crude sample, a dict.
-            is_crude = isinstance(sample, dict)
-            self.key = sample["__restore_key__"] if is_crude else sample.__restore_key__
-        return sample
-
     def _count_skip(
         self, error: Exception, members: Any, shard: str, place: int, key: RestoreKey
-    ) -> Any:
-        """Counts a sample that could not be read, under its key if that could be.
-
-        Returns:
-            What is given in its place; None for nothing.
-        """
+    ) -> None:
+        """Counts a sample that could not be read, under its key if that could be."""
         if self.position != self._last_failed + 1:
             self._run.failures = 0  # those before it were well
         self._last_failed = self.position

@@ -11,8 +11,9 @@ from typing_extensions import TypedDict, Unpack
 from energon_lite.batching.buckets import BucketCollector
 from energon_lite.batching.one_by_one import GroupCollector
 from energon_lite.batching.rules import Buckets
-from energon_lite.core.dataset import Cursor, SavableDataset, Traits
+from energon_lite.core.dataset import Cursor, SavableDataset, Traits, taken
 from energon_lite.core.errors import FatalSampleError
+from energon_lite.core.sample_columns import samples_of
 from energon_lite.core.seeds import key_of
 from energon_lite.core.stage import StageCursor
 from energon_lite.core.state import JSON, RestoreKey
@@ -96,12 +97,12 @@ class _BatchCursor(StageCursor[list[Any]]):
 
     def __next__(self) -> list[Any]:
         spec = self.spec
-        take = self.inner.take_batch if spec.takes_columns else self.inner.take
-        samples, keys = take(spec.batch_size)
+        samples, keys = taken(self.inner, spec.batch_size)
         if not keys or (spec.batch_drop_last and len(keys) < spec.batch_size):
             raise StopIteration
         self.key = ("batch", current_context().batch_index, *keys)
-        return samples  # type: ignore[return-value]
+        made: Any = samples if spec.takes_columns else samples_of(samples)
+        return made  # type: ignore[no-any-return]
 
 
 class GroupLists(CollectDataset[list[Any]]):

@@ -7,26 +7,29 @@ import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from time import perf_counter
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from energon_lite.core.arrays import Float64Array, Int64Array
-from energon_lite.core.dataset import Cursor, CursorInParts, SavableDataset, Traits, depth_of
+from energon_lite.core.dataset import Cursor, SavableDataset, Traits, depth_of
 from energon_lite.core.errors import StateError
 from energon_lite.core.keys import first_leaf, leaves
-from energon_lite.core.sample_columns import Columns
+from energon_lite.core.sample_columns import Columns, samples_of
 from energon_lite.core.seeds import key_of
 from energon_lite.core.stage import StageCursor
 from energon_lite.core.state import COUNT, JSON, NUMBER, TEXT, RestoreKey, Snapshot, rows
-from energon_lite.core.stream_context import context_or
+from energon_lite.core.stream_context import context_or, current_context
 from energon_lite.core.topology import Stream, WorkerConfig
+from energon_lite.core.user_function import FunctionRun, unskipped
 from energon_lite.order.blending import MODES, BlendOrder, BudgetOrder, BudgetState
 from energon_lite.order.schedules import Schedule, Weight, Weights
 from energon_lite.sources.draws_ahead import DrawsAhead, common_kind
 from energon_lite.sources.planned_source import OrderColumns, OrderCursor, interleaved
 from energon_lite.sources.source import SourcePlaces, WebdatasetSource
 from energon_lite.stages.concat import CombinedDataset, RepeatDataset, total_items
+from energon_lite.stages.map import MapDataset
 
 T = TypeVar("T")
 
@@ -59,7 +62,7 @@ class BlendDataset(CombinedDataset[T]):
         worker_config: by default that of the datasets.
 
     Attributes:
-        is_flat: whether all datasets are sources, with nothing over them.
+        leaves: the sources, if all datasets are sources, or sources under a function of one item.
         kind: what can be read together of them, as `common_kind` returns it; None for nothing.
         mean_bytes: of a sample of them.
 
@@ -120,9 +123,9 @@ class BlendDataset(CombinedDataset[T]):
         super()._set_datasets(datasets)
         # The stream whose items were counted last, and how many it has: a save asks repeatedly.
         self._counted: tuple[Stream | None, int] = None, 0
-        self.is_flat = all(type(dataset) is WebdatasetSource for dataset in datasets)
+        self.leaves = _leaves(datasets)
         # Here and not in a stream: a worker process would copy pages of all sources.
-        self.kind = common_kind(datasets) if self.is_flat else None
+        self.kind = common_kind(self.leaves)
         self.mean_bytes = 1.0
         if self.kind:
             facts = self.sources()
@@ -143,8 +146,10 @@ class BlendDataset(CombinedDataset[T]):
 
     def cursor(self, stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""
-        if self.is_flat:
-            return _SourcesCursor(self, stream)
+        if self.leaves:
+            cursor: Cursor[T] = _SourcesCursor(self, stream)
+            is_made = any(type(dataset) is MapDataset for dataset in self.datasets)
+            return _MadeCursor(self, cursor) if is_made else cursor
         return _BlendCursor(self, stream, [dataset.cursor(stream) for dataset in self.datasets])
 
     def num_items(self, stream: Stream) -> int:
@@ -522,8 +527,8 @@ class _Opened(dict[int, Any]):
 
     def __missing__(self, child: int) -> Any:
         share = self._stream.share * float(self._shares[child])
-        dataset: Any = self._spec.datasets[child]
-        cursor = dataset.cursor(dataclasses.replace(self._stream, share=share))
+        leaf = self._spec.leaves[child]
+        cursor: Any = leaf.cursor(dataclasses.replace(self._stream, share=share))
         if self.ahead is not None:
             self.ahead.settle()
         if self.positions[child]:
@@ -646,7 +651,7 @@ class _BlendCursor(StageCursor[T]):
         self._begin()
 
 
-class _SourcesCursor(CursorInParts[T], _BlendCursor[T]):
+class _SourcesCursor(_BlendCursor[T]):
     """A place in a blend of sources, of which the next draws are read together if possible."""
 
     def __init__(self, spec: BlendDataset[T], stream: Stream) -> None:
@@ -661,7 +666,7 @@ class _SourcesCursor(CursorInParts[T], _BlendCursor[T]):
         if spec.kind and isinstance(chooser, _BySamples):
             self._plan = chooser
             self._ahead = DrawsAhead(
-                spec.datasets, self._stream, self._opened, chooser.following, spec.kind,
+                spec.leaves, self._stream, self._opened, chooser.following, spec.kind,
                 spec.mean_bytes,
             )  # fmt: skip
             chooser.size = self._ahead.size
@@ -681,14 +686,7 @@ class _SourcesCursor(CursorInParts[T], _BlendCursor[T]):
             plan.size = ahead.size
         return ahead.num_ready(n)
 
-    def __next__(self) -> T:
-        if not self._num_ready(1):
-            return super().__next__()
-        assert self._ahead is not None
-        item: T
-        item, self.key = self._ahead.take_one()
-        self._plan.at += 1
-        return item
+    __next__ = Cursor.__next__
 
     def _draw(self, child: int) -> T:
         if self._num_ready(1):  # since another source has ended
@@ -698,10 +696,10 @@ class _SourcesCursor(CursorInParts[T], _BlendCursor[T]):
             self._ahead.pass_over()
         return item
 
-    def take_part(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
+    def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
         num = self._num_ready(n)
         if not num:
-            return [next(self)], [self.key]
+            return [super().__next__()], [self.key]
         assert self._ahead is not None
         columns, keys = self._ahead.take(num)
         self._plan.at += num
@@ -722,6 +720,41 @@ class _SourcesCursor(CursorInParts[T], _BlendCursor[T]):
         snapshot.expect(self.spec.name, len(self.spec.datasets))
         self.set_fields(snapshot)
         self._opened.restore(snapshot.below(self.spec.labels))
+
+
+class _MadeCursor(StageCursor[T]):
+    """A place in a blend of sources, of which some have a function over them, such as a cooker."""
+
+    key: RestoreKey = ()
+    __next__ = Cursor.__next__
+
+    def __init__(self, spec: BlendDataset[T], inner: Cursor[Any]) -> None:
+        super().__init__(spec, inner)
+        self._runs = {
+            leaf.name: FunctionRun(dataset.function) if type(dataset) is MapDataset else None
+            for leaf, dataset in zip(spec.leaves, spec.datasets, strict=True)
+        }
+
+    def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
+        """Returns some of the next items; the functions are called in their order."""
+        found, keys = self.inner.take(n)
+        runs, spend, made = self._runs, current_context().spend, list[Any]()
+        since = perf_counter()
+        for key, item in zip(keys, samples_of(found), strict=True):
+            run = runs[key[0]]
+            made.append(item if run is None else run.call(key, item))
+            until = perf_counter()
+            spend(key, until - since)
+            since = until
+        made, keys = unskipped(made, keys)
+        self.key = keys[-1] if keys else self.key
+        return made, keys
+
+
+def _leaves(datasets: Sequence[Any]) -> list[Any]:
+    """Returns the sources of datasets that make one item of each sample; else nothing."""
+    below = [d.dataset if type(d) is MapDataset and d.traits.per_item else d for d in datasets]
+    return below if all(type(leaf) is WebdatasetSource for leaf in below) else []
 
 
 def leaf_weights(weights: Weights) -> list[JSON]:

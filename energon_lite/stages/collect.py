@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from energon_lite.batching.collector import Collector, CollectorState, OneByOne, Samples
-from energon_lite.core.arrays import Int64Array
+from energon_lite.batching.collector import Collector, OneByOne, Samples
 from energon_lite.core.dataset import Cursor, SavableDataset, StreamRun
 from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.keys import REPEATED, first_leaf, name_of_key, whole
+from energon_lite.core.sample_columns import samples_of
 from energon_lite.core.stage import Stage
 from energon_lite.core.state import RestoreKey, Snapshot
 from energon_lite.core.stream_context import (
@@ -26,6 +25,7 @@ from energon_lite.core.stream_context import (
 )
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import SKIPPED, describe_input
+from energon_lite.stages.sample_buffer import SampleBuffer
 
 # What a collector gets of a sample, the whole of it or a part: restore key, group, and lengths of
 # each resource. What is of one group may share a list.
@@ -163,13 +163,13 @@ class CollectDataset(ListDataset[T]):
         Returns:
             Whether the data have ended.
         """
-        for _ in range(num):
-            try:
-                sample = next(inner)
-            except StopIteration:
-                return True
-            found.add(units_of(inner.key, sample), sample)
-        return False
+        with suppress(StopIteration):
+            while num > 0:
+                samples, keys = inner.take(num)
+                num -= len(keys)
+                for key, sample in zip(keys, samples_of(samples), strict=True):
+                    found.add(units_of(key, sample), sample)
+        return num > 0
 
     def group_of(self, key: RestoreKey, sample: Any) -> Any:
         """Returns the group of a sample; asked for after a resume where JSON could not keep it."""
@@ -260,7 +260,7 @@ class CollectCursor(Cursor[Any]):
         self._inner: Cursor[Any] = spec.dataset.cursor(stream)
         self._units = spec.units(self._inner)
         self.collector = spec.collector(stream, self)
-        self._buffer = _Buffer(spec)
+        self._buffer = SampleBuffer(spec.num_lengths)
         self._groups = {group: number for number, group in enumerate(spec.groups_from_start)}
         self._kept: frozenset[int] = frozenset()
         self._num_read = self._num_repeated = 0
@@ -277,12 +277,9 @@ class CollectCursor(Cursor[Any]):
             if self._has_ended:
                 self.drop(collector.leftover(), "left over at the end of the data")
                 raise StopIteration
-            if isinstance(collector, OneByOne):
-                self._read_up_to_list(collector.add_one)
-            else:
-                self._read(collector.num_wanted)
+            self._read(collector.num_wanted)
         if self._spec.keeps_lengths:
-            self.lengths = list(map(self._buffer.lengths.__getitem__, numbers))
+            self.lengths = self._buffer.rows_of(numbers).lengths.tolist()
         if collector.kept or self._kept:
             keys, samples = self._taken_or_kept(numbers)
         else:
@@ -294,31 +291,6 @@ class CollectCursor(Cursor[Any]):
         """Returns samples, re-created where the buffer has only their restore keys."""
         again, pairs = self._again, zip(keys, samples, strict=True)
         return [again(key) if sample is SKIPPED else sample for key, sample in pairs]
-
-    def _read_up_to_list(self, add: Callable[[int, int, Sequence[int]], bool]) -> None:
-        """Reads samples until a list is complete or the data end."""
-        inner, units, groups, buffer = self._inner, self._units, self._groups, self._buffer
-        keeps_lengths, has_list = self._spec.keeps_lengths, False
-        while not has_list:
-            try:
-                sample = next(inner)
-            except StopIteration:
-                self._has_ended = True
-                return
-            for key, group, lengths in units(inner.key, sample):
-                number = self._num_read
-                self._num_read += 1
-                of_group = groups.get(group)
-                if of_group is None:
-                    of_group = self._new_group(group)
-                buffer.keys[number] = key
-                buffer.samples[number] = sample
-                buffer.new.keys.append(key)
-                buffer.new.groups.append(of_group)
-                buffer.new.lengths.extend(lengths)
-                if keeps_lengths:
-                    buffer.lengths[number] = lengths
-                has_list |= add(number, of_group, lengths)
 
     def _read(self, num: int) -> None:
         """Reads `num` samples, fewer at the end of the data, and adds them to the collector."""
@@ -336,7 +308,7 @@ class CollectCursor(Cursor[Any]):
 
     def _forget_groups(self) -> None:
         """Forgets groups of which nothing is buffered: of pictures by shape there are many."""
-        used = set(self._buffer.rows().groups.tolist())
+        used = set(self._buffer.rows_of([*self._buffer.keys]).groups.tolist())
         used.update(self.collector.groups, range(len(self._spec.groups_from_start)))
         for group in [group for group, number in self._groups.items() if number not in used]:
             del self._groups[group]
@@ -348,9 +320,16 @@ class CollectCursor(Cursor[Any]):
         if None in groups:
             known = self._groups
             groups = [known[g] if g in known else self._new_group(g) for g in found.groups]
-        numbers = range(first, self._num_read)
-        rows = _as_samples(numbers, groups, found.lengths, self._spec.num_lengths)
-        self._buffer.add(found.keys, found.samples, rows)
+        numbers, width = range(first, self._num_read), self._spec.num_lengths
+        own_lengths = zip(*[iter(found.lengths)] * width, strict=True)
+        units = [*zip(numbers, groups, own_lengths, found.keys, strict=True)]
+        self._buffer.add(units, found.samples)
+        if isinstance(self.collector, OneByOne):
+            for number, group, own, _ in units:
+                self.collector.add_one(number, group, own)
+            return
+        lengths = np.array(found.lengths, np.int64).reshape(-1, width)
+        rows = Samples(np.array(numbers, np.int64), np.array(groups, np.int64), lengths)
         try:
             refused = self.collector.add(rows)
         except ValueError as error:
@@ -395,7 +374,6 @@ class CollectCursor(Cursor[Any]):
 
     def snapshot(self) -> Snapshot:
         """Returns the position."""
-        blocks = self._buffer.freeze(self._num_read)
         if len(self._groups) > _MANY_GROUPS:
             self._forget_groups()
         # A group that JSON cannot keep is asked for again.
@@ -407,7 +385,7 @@ class CollectCursor(Cursor[Any]):
             "read": self._num_read, "repeated": self._num_repeated, "ended": int(self._has_ended),
             "groups": groups,
         }  # fmt: skip
-        fields: Any = _Fields(known, blocks, self.collector.state())
+        fields: Any = self._buffer.fields(known, self.collector.state())
         return Snapshot(self._spec.name, fields, (self._inner.snapshot(),))
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -418,7 +396,7 @@ class CollectCursor(Cursor[Any]):
         has_ended = bool(snapshot.count("ended"))
         keys, groups, rows, counts = map(snapshot.field, ("keys", "groups", "rows", "counts"))
         collector = spec.collector(self._stream, self)
-        width, buffer = spec.num_lengths + 2, _Buffer(spec)
+        width, buffer = spec.num_lengths + 2, SampleBuffer(spec.num_lengths)
         try:
             rows = np.array(rows, np.int64).reshape(len(keys), width + collector.num_columns)
             numbers, in_group = rows[:, 0], rows[:, 1]
@@ -432,7 +410,8 @@ class CollectCursor(Cursor[Any]):
             for key in keys:
                 if not isinstance(key, tuple) or not key:
                     raise ValueError(f"{key!r:.80} is no restore key")
-            buffer.add(keys, [SKIPPED] * len(keys), samples)
+            units = zip(*map(np.ndarray.tolist, samples), keys, strict=True)
+            buffer.add([*units], [SKIPPED] * len(keys))
         except (TypeError, ValueError, LookupError, OverflowError) as error:
             raise StateError(
                 f"The checkpoint's stage {spec.name!r} is invalid: {error}. Use another one."
@@ -460,137 +439,3 @@ def _is_plain(group: Any) -> bool:
     if type(group) is tuple:
         return all(map(_is_plain, group))
     return group is None or type(group) in (str, int, bool, float)
-
-
-class _Buffer:
-    """Samples by number, with their restore keys, groups and lengths.
-
-    A snapshot has what is known of samples in blocks that do not change: what was added since the
-    last one, and the blocks before. It has samples that were taken since then, too, which its
-    reader omits.
-
-    Attributes:
-        samples: by number, rising, as the next one.
-        keys: of the samples.
-        lengths: of the samples, if they are kept.
-        new: of what was added since the last block, without samples; what was taken is among it.
-    """
-
-    def __init__(self, spec: CollectDataset[Any]) -> None:
-        self._spec = spec
-        self.samples: dict[int, Any] = {}
-        self.keys: dict[int, RestoreKey] = {}
-        self.lengths: dict[int, Sequence[int]] = {}
-        self.new = Found([], [], [], [])
-        self._blocks = [_Block([], _as_samples([], [], [], spec.num_lengths))]
-        self._num_in_blocks = 0
-
-    def add(self, keys: Sequence[RestoreKey], samples: Sequence[Any], rows: Samples) -> None:
-        """Adds samples."""
-        numbers = rows.numbers.tolist()
-        self.keys.update(zip(numbers, keys, strict=True))
-        self.samples.update(zip(numbers, samples, strict=True))
-        if self._spec.keeps_lengths:
-            self.lengths.update(zip(numbers, map(tuple, rows.lengths.tolist()), strict=True))
-        self._add_block(keys, rows)
-
-    def _add_block(self, keys: Sequence[RestoreKey], rows: Samples) -> None:
-        self._blocks.append(_Block(keys, rows))
-        self._num_in_blocks += len(keys)
-
-    def taken(self, numbers: Iterable[int]) -> tuple[list[RestoreKey], list[Any]]:
-        """Returns keys and samples, and forgets them."""
-        numbers = list(numbers)
-        for number in numbers if self.lengths else ():
-            del self.lengths[number]
-        return list(map(self.keys.pop, numbers)), list(map(self.samples.pop, numbers))
-
-    def rows(self) -> Samples:
-        """Returns what is known of the samples."""
-        return _rows_of(self._blocks, np.fromiter(self.keys, np.int64, len(self.keys)))
-
-    def freeze(self, num_read: int) -> tuple[_Block, ...]:
-        """Returns blocks that have all samples, and at most about as many others.
-
-        Args:
-            num_read: the number of the next sample.
-        """
-        keys, groups, lengths, _ = self.new
-        if keys:
-            numbers = range(num_read - len(keys), num_read)
-            self._add_block(keys, _as_samples(numbers, groups, lengths, self._spec.num_lengths))
-            self.new = Found([], [], [], [])
-        if self._num_in_blocks > 2 * len(self.keys) + _SPARE:
-            self._blocks = [_Block([*self.keys.values()], self.rows())]
-            self._num_in_blocks = len(self.keys)
-        return tuple(self._blocks)
-
-
-class _Block:
-    """What is known of samples; it is pickled once, and unpickled when it is needed."""
-
-    def __init__(self, keys: Sequence[RestoreKey], rows: Samples) -> None:
-        self.keys, self.rows = keys, rows
-
-    @cached_property
-    def _pickled(self) -> bytes:
-        return pickle.dumps((self.keys, *map(_compact, self.rows)))
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in ("keys", "rows"):
-            raise AttributeError(name)
-        self.keys, *rows = pickle.loads(self._pickled)
-        self.rows = Samples(*rows)
-        return getattr(self, name)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_pickled": self._pickled}
-
-
-def _as_samples(
-    numbers: Sequence[int], groups: list[int], lengths: list[int], num_lengths: int
-) -> Samples:
-    """Returns columns as arrays."""
-    flat = np.array(lengths, np.int64).reshape(len(numbers), num_lengths)
-    return Samples(np.array(numbers, np.int64), np.array(groups, np.int64), flat)
-
-
-def _rows_of(blocks: Sequence[_Block], numbers: Int64Array) -> Samples:
-    """Returns what blocks have of some samples."""
-    columns = map(np.concatenate, zip(*[block.rows for block in blocks], strict=True))
-    found = Samples(*columns)
-    places = np.searchsorted(found.numbers, numbers)
-    return Samples(*[column[places] for column in found])
-
-
-def _compact(column: Int64Array) -> Any:
-    """Returns a column in four bytes for each number if all are small."""
-    is_small = not column.size or (column.min() >= -(1 << 31) and column.max() < 1 << 31)
-    return column.astype(np.int32) if is_small else column
-
-
-class _Fields(Mapping[str, Any]):
-    """The fields of a snapshot; keys and rows are made when somebody looks at them."""
-
-    def __init__(
-        self, known: dict[str, Any], blocks: tuple[_Block, ...], state: CollectorState
-    ) -> None:
-        self._known = {**known, "counts": state.counts}
-        self._blocks, self._state = blocks, state
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in ("keys", "rows"):
-            return self._known[name]
-        own = self._state.rows()
-        if name == "keys":
-            keys = [key for block in self._blocks for key in block.keys]
-            numbers = np.concatenate([block.rows.numbers for block in self._blocks])
-            return tuple(map(keys.__getitem__, np.searchsorted(numbers, own[:, 0]).tolist()))
-        rows = np.column_stack([*_rows_of(self._blocks, own[:, 0]), own[:, 1:]])
-        return tuple(map(tuple, rows.tolist()))
-
-    def __iter__(self) -> Iterator[str]:
-        yield from (*self._known, "keys", "rows")
-
-    def __len__(self) -> int:
-        return len(self._known) + 2

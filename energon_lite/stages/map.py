@@ -7,13 +7,13 @@ import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
 
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import SkipSample, StateError
 from energon_lite.core.keys import first_leaf, name_of_key
+from energon_lite.core.sample_columns import Columns, samples_of
 from energon_lite.core.stage import Stage, StageCursor
 from energon_lite.core.state import COUNT, JSON, KEY, RestoreKey, Snapshot
 from energon_lite.core.stream_context import current_context
@@ -225,54 +225,29 @@ class FilterDataset(MapDataset[T]):
     restore_sample = Stage.restore_sample
 
 
-class ReadyCursor(Cursor[T]):
-    """A place among items that are made several at once; a subclass defines `take_ready`."""
+def takes_turns(function: UserFunction, dataset: SavableDataset[Any]) -> bool:
+    """Returns whether a function and those below draw from the same generators, item by item."""
+    return function.may_draw and bool(dataset.drawing)
+
+
+class MapCursor(StageCursor[T]):
+    """A place among items of which each has been given to a function."""
 
     key: RestoreKey = ()
-
-    def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
-        """Returns the next items, and their restore keys."""
-        items: list[T] = []
-        keys: list[RestoreKey] = []
-        with suppress(StopIteration):
-            while len(keys) < n:
-                more, own = self.take_ready(n - len(keys))
-                items += more
-                keys += own
-        return items, keys
-
-
-class MapCursor(ReadyCursor[T], StageCursor[T]):
-    """A place among items of which each has been given to a function."""
 
     def __init__(self, spec: MapDataset[T], inner: Cursor[Any]) -> None:
         super().__init__(spec, inner)
         self._run = FunctionRun(spec.function)
-        self._call = self._run.call
+        self._takes_turns = takes_turns(spec.function, spec.dataset)
 
-    def __next__(self) -> T:
-        """Returns the next item."""
-        inner = self.inner
-        while True:
-            item = next(inner)
-            start = perf_counter()
-            key = inner.key
-            result = self._call(key, item)
-            current_context().spend(key, perf_counter() - start)
-            if result is not SKIPPED:
-                self.key = key
-                return result  # type: ignore[no-any-return]
+    __next__ = Cursor.__next__
 
-    def take_ready(self, n: int) -> tuple[list[T], list[RestoreKey]]:
+    def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
         """Returns some of the next items, and their restore keys."""
-        if self.spec.function.may_draw:  # in turn with the hooks below
-            return super().take_ready(n)
-        while True:
-            items, keys = self.inner.take_ready(n)
-            results, keys = unskipped(self._run.call_timed(keys, items), keys)
-            if keys:
-                self.key = keys[-1]
-                return results, keys
+        items, keys = self.inner.take(1 if self._takes_turns else n)
+        results, keys = unskipped(self._run.call_timed(keys, samples_of(items)), keys)
+        self.key = keys[-1] if keys else self.key
+        return results, keys
 
 
 class _ExpandCursor(StageCursor[T]):

@@ -10,10 +10,10 @@ from time import perf_counter
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from energon_lite.batching.rules import Packing
-from energon_lite.core.dataset import Cursor, SavableDataset, Traits
+from energon_lite.core.dataset import Cursor, SavableDataset, Traits, taken
 from energon_lite.core.errors import FatalSampleError, pass_on
 from energon_lite.core.keys import is_piece, leaves, whole
-from energon_lite.core.sample_columns import Columns
+from energon_lite.core.sample_columns import Columns, samples_of
 from energon_lite.core.stage import Stage, StageCursor
 from energon_lite.core.state import JSON, RestoreKey
 from energon_lite.core.stream_context import current_context, replaying
@@ -32,7 +32,6 @@ from energon_lite.stages.map import (
     FunctionConfig,
     MapCursor,
     MapDataset,
-    ReadyCursor,
     WrappedFunction,
     as_user_function,
 )
@@ -145,17 +144,18 @@ class PackingDataset(MapDataset[T]):
 
 
 class _PackCursor(MapCursor[T]):
-    def take_batch(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
-        packs, keys = self.inner.take(n)
-        since = perf_counter()
+    def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
+        found, keys = taken(self.inner, n)
+        if not keys:
+            raise StopIteration
+        packs, since = samples_of(found), perf_counter()
         try:
             columns: Columns = self.spec.pack_columns(packs)
         except Exception as error:
             pass_on(error)
             # Of one of them: it is named and counted where packs are made singly.
-            items, keys = unskipped(self._run.call_timed(keys, packs), keys) if keys else ([], [])
-            more, own = self.take(n - len(keys))
-            return items + more, keys + own
+            items, keys = unskipped(self._run.call_timed(keys, packs), keys)
+            return items, keys
         current_context().spend(keys[0], perf_counter() - since)
         self._run.failures, self.key = 0, keys[-1]
         return columns, keys
@@ -291,40 +291,36 @@ def _encoded_members(
     return samples
 
 
-class _MemberCursor(ReadyCursor[list[Any]], StageCursor[list[Any]]):
+class _MemberCursor(StageCursor[list[Any]]):
+    key: RestoreKey = ()
+
     def __init__(self, spec: PackMembers, inner: Cursor[list[Any]]) -> None:
         super().__init__(spec, inner)
         self._encode = FunctionRun(spec.encoder).call_timed if spec.encoder else None
         self._cut = FunctionRun(spec.cut).call
         self._weights = spec.loss_weights()
 
-    def __next__(self) -> list[Any]:
-        while True:
-            packs, _ = self._some(1)
-            if packs:
-                return packs[0]
+    __next__ = Cursor.__next__
 
-    def take_ready(self, n: int) -> tuple[list[list[Any]], list[RestoreKey]]:
-        draws = self.spec.encoder is not None and self.spec.encoder.may_draw
-        return self._some(1 if draws else n)  # in turn with the hooks below
-
-    def _some(self, n: int) -> tuple[list[list[Any]], list[RestoreKey]]:
+    def take(self, n: int) -> tuple[list[list[Any]] | Columns, list[RestoreKey]]:
         """Returns what is left of the next `n` packs, and the restore keys of the packs."""
-        packs, keys = self.inner.take(n)
+        draws = self.spec.encoder is not None and self.spec.encoder.may_draw
+        found, keys = taken(self.inner, 1 if draws else n)  # in turn with the hooks below
         if not keys:
             raise StopIteration
+        packs = samples_of(found)
         flat = [key for of_pack in keys for key in of_pack[2:]]
         members = [*chain.from_iterable(packs)]
         samples = iter(_encoded_members(flat, members, self._encode, self._cut, self._weights))
         made: list[list[Any]] = []
-        taken: list[RestoreKey] = []
+        own_keys: list[RestoreKey] = []
         for pack, (kind, slot, *own) in zip(packs, keys, strict=True):
             members, own = unskipped([*islice(samples, len(pack))], own)
             if members:
                 made.append(members)
-                taken.append((kind, slot, *own))
-        self.key = taken[-1] if taken else self.key
-        return made, taken
+                own_keys.append((kind, slot, *own))
+        self.key = own_keys[-1] if own_keys else self.key
+        return made, own_keys
 
 
 def _weigh(sample: Any, key: RestoreKey, weights: dict[str, float]) -> None:

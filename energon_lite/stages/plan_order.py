@@ -17,10 +17,11 @@ import numpy as np
 
 from energon_lite.batching.rules import TOKENS, WHOLE
 from energon_lite.core.arrays import Int64Array
-from energon_lite.core.dataset import AnyDataset, Cursor
+from energon_lite.core.dataset import AnyDataset, Cursor, taken
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.global_generators import ALL
 from energon_lite.core.keys import REPEATED, whole
+from energon_lite.core.sample_columns import samples_of
 from energon_lite.core.state import RestoreKey, Snapshot
 from energon_lite.core.stream_context import StreamContext, context_of, current_context
 from energon_lite.core.topology import Stream
@@ -144,7 +145,7 @@ class OrderReader:
             numbers = np.array([self._numbers[name] for name in names], dtype=np.int64)
             return self._numbered(numbers[sources], epochs, indices)
         with context_of(self._context):
-            keys, _ = cursor.take(num_refs)
+            _, keys = taken(cursor, num_refs)
         self._context.take_costs()
         rows = [(self._numbers[name], epoch, index) for name, epoch, index, *_ in keys]
         return self._numbered(*np.array(rows, np.int64).reshape(-1, 3).T)
@@ -239,8 +240,8 @@ class PlanReader:
         samples, keys, lengths = list[Any](), list[RestoreKey](), list[Any]()
         with suppress(StopIteration):
             while (num_left := len(rows) - len(samples)) > 0:
-                more, own_keys = cursor.take_ready(num_left)
-                samples += more
+                more, own_keys = cursor.take(num_left)
+                samples += samples_of(more)
                 keys += own_keys
                 lengths += cursor.lengths
         if self._was_read[rows[0]]:  # and counted before

@@ -22,13 +22,13 @@ from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.keys import is_piece, name_of_key, whole
+from energon_lite.core.sample_columns import Columns
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import StreamContext, context_of, current_context
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED
 from energon_lite.sources.source import WebdatasetSource
 from energon_lite.stages.collect import ListDataset, count_dropped
-from energon_lite.stages.map import ReadyCursor
 from energon_lite.stages.plan_order import (
     NO_REFS,
     OrderReader,
@@ -225,8 +225,10 @@ class PlannedDataset(ListDataset[list[Any]]):
         return [(source, self.index) for source in self.webdatasets.values()]
 
 
-class PlanCursor(ReadyCursor[list[Any]]):
+class PlanCursor(Cursor[list[Any]]):
     """A stream's position among planned lists."""
+
+    key: RestoreKey = ()
 
     def __init__(self, spec: PlannedDataset, stream: Stream) -> None:
         self._spec = spec
@@ -258,31 +260,14 @@ class PlanCursor(ReadyCursor[list[Any]]):
             "counts": state.counts,
         }
 
-    def __next__(self) -> list[Any]:
-        """Returns the samples of the next list; a list of which all samples failed is skipped."""
-        while True:
-            lists, _ = self._read(1)
-            if lists:
-                return lists[0]
-
-    def take_ready(self, n: int) -> tuple[list[list[Any]], list[RestoreKey]]:
+    def take(self, n: int) -> tuple[list[list[Any]] | Columns, list[RestoreKey]]:
         """Returns the samples of some of the next lists, which are read together, and their keys.
 
-        Hooks that draw do so in the order of the lists.
+        A list of which all samples failed is skipped. Hooks that draw do so in the order of the
+        lists.
         """
-        return self._read(1 if self._spec.drawing else n)
-
-    @property
-    def lengths(self) -> list[list[int]]:
-        """The lengths of the samples of the list that `next` returned last, of each resource."""
-        units, rows = self._last
-        found: list[list[int]] = units.lengths[np.where(rows < 0, ~rows, rows)].tolist()
-        return found
-
-    def _read(self, n: int) -> tuple[list[list[Any]], list[RestoreKey]]:
-        """Reads up to `n` lists of a window; skips those of which all samples failed."""
         window = self._with_lists()
-        num = min(n, len(window.packs) - self._emitted)
+        num = min(1 if self._spec.drawing else n, len(window.packs) - self._emitted)
         if self._reader is None:
             self._reader = PlanReader(self._spec, window, self._emitted, self._names, self._stream)
         self._last = window.units, window.packs[self._emitted]
@@ -294,14 +279,12 @@ class PlanCursor(ReadyCursor[list[Any]]):
         self.key = found[-1][1] if found else self.key
         return [samples for samples, _ in found], [key for _, key in found]
 
-    def skip(self, n: int) -> None:
-        """Skips `n` planned lists without reading them, including lists that would fail."""
-        while n > 0:
-            window = self._with_lists()
-            step = min(n, len(window.packs) - self._emitted)
-            self._emitted += step
-            self._reader = None
-            n -= step
+    @property
+    def lengths(self) -> list[list[int]]:
+        """The lengths of the samples of the list that `next` returned last, of each resource."""
+        units, rows = self._last
+        found: list[list[int]] = units.lengths[np.where(rows < 0, ~rows, rows)].tolist()
+        return found
 
     def windows(self) -> Iterator[PlannedWindow]:
         """Yields the plans of the windows to come, of which nothing is read."""

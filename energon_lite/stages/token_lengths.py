@@ -23,6 +23,7 @@ from energon_lite.batching.rules import (
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.keys import first_leaf
+from energon_lite.core.sample_columns import Columns, samples_of
 from energon_lite.core.samples import images_of
 from energon_lite.core.stage import PerItemStage, StageCursor
 from energon_lite.core.state import JSON, RestoreKey
@@ -30,7 +31,7 @@ from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction, unskipped
 from energon_lite.stages.collect import CollectDataset, Found, Unit, UnitsOf, count_dropped, name_of
-from energon_lite.stages.map import ReadyCursor, WrappedFunction
+from energon_lite.stages.map import WrappedFunction, takes_turns
 
 T = TypeVar("T")
 
@@ -67,14 +68,15 @@ class MeasureDataset(PerItemStage[T]):
         return MeasureCursor(self, self.dataset.cursor(below))
 
 
-class MeasureCursor(ReadyCursor[T], StageCursor[T]):
+class MeasureCursor(StageCursor[T]):
     """A place among measured samples.
 
     Attributes:
-        length: what `length_fn` returned for the sample that `next` returned last.
-        lengths: the same for the samples that `take_ready` returned last.
+        lengths: what `length_fn` returned for the samples that `take` returned last.
+        length: the same for one of them.
     """
 
+    key: RestoreKey = ()
     length: Any
     lengths: list[Any]
 
@@ -83,26 +85,14 @@ class MeasureCursor(ReadyCursor[T], StageCursor[T]):
         # Of samples up to here all tokens count.
         self._longest = sys.maxsize if spec.rules is None else spec.rules.longest
         self._run = FunctionRun(spec.function)
+        self._takes_turns = takes_turns(spec.function, spec.dataset)
 
-    def __next__(self) -> T:
-        """Returns the next sample, measured."""
-        inner, call = self.inner, self._run.call
-        while True:
-            item: T = next(inner)
-            key = inner.key
-            found = call(key, item)
-            if found is SKIPPED:
-                continue
-            self.key = key
-            self.length = found
-            is_plain = type(found) is int and 0 <= found <= self._longest
-            tokens = found if is_plain else self._counted(found)
-            current_context().measured(first_leaf(key)[0], tokens)
-            return item
+    __next__ = Cursor.__next__
 
-    def take_ready(self, n: int) -> tuple[list[T], list[RestoreKey]]:
+    def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
         """Returns some of the next `n` samples, measured, and their restore keys."""
-        samples, keys = self.inner.take_ready(n)
+        found, keys = self.inner.take(1 if self._takes_turns else n)
+        samples: list[T] = samples_of(found)
         lengths, samples, keys = unskipped(self._run.call_each(keys, samples), samples, keys)
         if keys:
             self.key = keys[-1]
@@ -234,17 +224,17 @@ class MeasuredLists(CollectDataset[list[Any]]):
         return units
 
     def read(self, inner: Any, units_of: UnitsOf, num: int, found: Found) -> bool:
-        """Reads samples; several at once if none of them needs a second look."""
-        rules = self.rules
-        if rules.group_by is not None or len(rules.resources) > 1:
-            return super().read(inner, units_of, num, found)
+        """Reads samples; several at once, unless grouping and hooks below draw in turn."""
+        rules, group_by = self.rules, self.group_by
+        is_in_turn = isinstance(group_by, UserFunction) and takes_turns(group_by, self.dataset)
+        has_one_group = rules.group_by is None and len(rules.resources) == 1
         with suppress(StopIteration):
             while num > 0:
-                samples, keys = inner.take_ready(num)
+                samples, keys = inner.take(1 if is_in_turn else num)
                 lengths = inner.lengths
                 num -= len(keys)
-                is_plain = {*map(type, lengths)} == {int} and min(lengths) > 0
-                if is_plain and max(lengths) <= rules.limits[0]:
+                is_plain = has_one_group and {*map(type, lengths)} == {int}
+                if is_plain and min(lengths) > 0 and max(lengths) <= rules.limits[0]:
                     columns = (keys, [None] * len(keys), lengths, samples)
                     for column, own in zip(found, columns, strict=True):
                         column += own

@@ -296,7 +296,7 @@ class Hooks:
             sample_encoder=self.hook("postencode_sample") if encodes else None,
             slicer=encoder.slice_sample,
             packer_config={"loss": loss} if packing else None,
-            pack_columns=encoder._pack_columns,
+            pack_columns=encoder._pack_columns if batching.batch_size else None,
             packs_per_batch=batching.batch_size or 1,
             worker_config=self.config,
         )

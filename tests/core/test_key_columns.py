@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import pickle
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.core.errors import StateError
-from energon_lite.core.key_columns import as_columns, from_columns
+from energon_lite.core.key_columns import KeyTable, as_columns, from_columns, keys_of_rows
 from energon_lite.core.state import Snapshot
-from energon_lite.stages.collect import _Block, _Buffer, _rows_of
 
 from ..conftest import examples
 
@@ -130,38 +127,24 @@ def test_corrupt_shapes_are_refused(shapes: Any) -> None:
         Snapshot.from_json(value)
 
 
-@examples(50)
-@given(
-    steps=st.lists(
-        st.tuples(st.integers(0, 90), st.floats(0, 1), st.booleans(), st.sampled_from([1, 0.5])),
-        max_size=12,
-    )
-)
-def test_snapshots_of_a_buffer_have_all_its_samples_also_after_pickling(steps: list[Any]) -> None:
-    spec: Any = SimpleNamespace(num_lengths=1, keeps_lengths=False)
-    buffer, num_added, kept = _Buffer(spec), 0, []
-    for num, share, is_old_first, other in steps:
-        numbers = range(num_added, num_added + num)
-        keys = [("a", 0, number * 7, other) for number in numbers]
-        buffer.keys.update(zip(numbers, keys, strict=True))
-        buffer.samples.update(zip(numbers, numbers, strict=True))
-        buffer.new.keys.extend(keys)
-        buffer.new.groups.extend(number % 3 for number in numbers)
-        buffer.new.lengths.extend(number % 5 for number in numbers)
-        num_added += num
-        old = sorted(buffer.keys, reverse=not is_old_first)
-        buffer.taken(old[: int(share * len(old))])
-        blocks = buffer.freeze(num_added)
-        kept.append((blocks, dict(buffer.keys)))
-        assert sum(len(block.keys) for block in blocks) <= 2 * len(buffer.keys) + 64
-    for blocks, left in kept:
-        for own in (blocks, pickle.loads(pickle.dumps(blocks))):
-            found = {}
-            for block in own:
-                assert isinstance(block, _Block)
-                found |= dict(zip(block.rows.numbers.tolist(), block.keys, strict=True))
-            assert found.items() >= left.items()
-            rows = _rows_of(own, np.array(list(left), np.int64))
-            assert rows.numbers.tolist() == list(left)
-            assert rows.groups.tolist() == [number % 3 for number in left]
-            assert rows.lengths.tolist() == [[number % 5] for number in left]
+@examples(200)
+@given(keys=st.lists(st.lists(KEYS, min_size=1, max_size=9), min_size=1, max_size=5))
+def test_keys_come_back_from_rows_of_a_table(keys: list[list[Any]]) -> None:
+    table = KeyTable()
+    rows = [table.rows(own) for own in keys]
+    for own, of_keys in zip(rows, keys, strict=True):
+        assert keys_of_rows(table.words(), own) == of_keys
+
+
+ODD: list[Any] = [
+    ("a", 0.5, 1, 2), ("a", True, 1, 2), ("a", 1, 1, 2), (0, "a"), ("a", None, (1, 1 << 70)),
+    ("a", 1.0, 1, 2), ("a", 1 << 63, 1, 2), ("a", -(1 << 63), 1, 2), (), ("a", 1, 2, (1 << 64,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("keys", [ODD, *([key] for key in ODD)])
+def test_a_table_has_keys_with_other_values_as_a_whole(keys: list[Any]) -> None:
+    table = KeyTable()
+    rows = table.rows(keys)
+    found = keys_of_rows(table.words(), rows)
+    assert list(map(repr, found)) == list(map(repr, keys))

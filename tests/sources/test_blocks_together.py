@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import Sample, TextSample, edataclass
-from energon_lite.core.dataset import Cursor, StreamRun
+from energon_lite.core.dataset import StreamRun
 from energon_lite.core.topology import Stream
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.sample_loader import SampleLoader
@@ -22,7 +22,7 @@ from energon_lite.stages.batching import BatchLists
 from energon_lite.stages.blend import BlendDataset
 
 from ..conftest import write_tar
-from ..helpers import prepared, text_set
+from ..helpers import prepared, take_singly, text_set
 
 # Of one sample: the parts besides the text, and the bytes of the text. Some cannot be read.
 PARTS = st.sampled_from([(), (), (), ("jpg",), ("seg.txt",)])
@@ -94,7 +94,7 @@ def test_lists_of_a_blend_are_its_next_samples(tmp_path, monkeypatch, until, siz
     ]
     blend = BlendDataset(*zip(parts, (1.0, 1.0, 3.0), strict=True), until=until)
     found = run_of(blend, 30, size)
-    monkeypatch.setattr(type(blend.cursor(Stream(0, 1))), "take", Cursor.take)
+    take_singly(monkeypatch, type(blend.cursor(Stream(0, 1))))
     assert found == run_of(blend, 30, size)
     assert len(found) >= 2
 

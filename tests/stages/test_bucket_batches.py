@@ -29,10 +29,9 @@ from energon_lite import (
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.keys import leaves
 from energon_lite.core.topology import Stream
-from energon_lite.stages.collect import CollectDataset
-from energon_lite.stages.token_lengths import MeasuredLists
+from energon_lite.stages.token_lengths import MeasureCursor
 
-from ..helpers import Ranks, ignore, metadataset, number_of, text_set
+from ..helpers import Ranks, ignore, metadataset, number_of, take_singly, text_set
 
 NUM_SAMPLES = 60
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=ignore)
@@ -374,6 +373,6 @@ def test_reading_many_samples_at_once_equals_reading_one_by_one(
     settings = {"overlong": "drop", "group_by": group_by, "max_tokens": 32}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MeasuredLists, "read", CollectDataset.read)
+        take_singly(patch, MeasureCursor)
         expected = trace(root, Kinds(lengths, **settings))
     assert trace(root, Kinds(lengths, **settings)) == expected

@@ -26,7 +26,7 @@ from energon_lite.core.topology import Stream
 from energon_lite.loader.resume import decompressed
 from energon_lite.stages.collect import CollectCursor, CollectDataset
 from energon_lite.stages.planned import PlannedDataset
-from energon_lite.stages.token_lengths import pieces_of
+from energon_lite.stages.token_lengths import MeasuredLists, pieces_of
 
 from ..helpers import Ranks, assert_same
 from .list_laws import (
@@ -411,11 +411,12 @@ def test_index_that_is_missing_is_refused(root, case: Case) -> None:
 class Streamed(CollectDataset[list[Any]]):
     """The collector of a planned dataset, over the samples themselves."""
 
-    name, what = "streamed", "Streamed"
+    name, what, group_by = "streamed", "Streamed", None
+    read: Any = MeasuredLists.read
 
     def __init__(self, planned: Any) -> None:
         super().__init__(planned.dataset)
-        self.planned, self.kind = planned, planned.kind
+        self.planned, self.kind, self.rules = planned, planned.kind, planned.rules
         self.num_lengths = len(planned.rules.resources)
 
     def collector(self, stream: Stream, cursor: CollectCursor) -> Any:

@@ -27,7 +27,7 @@ from energon_lite import (
     pack_samples,
     stateless,
 )
-from energon_lite.core.dataset import Cursor, StreamRun
+from energon_lite.core.dataset import StreamRun
 from energon_lite.core.stacking import layout_of
 from energon_lite.core.topology import Stream
 from energon_lite.sources.planned_source import _PlannedCursor
@@ -44,6 +44,7 @@ from ..helpers import (
     ignore,
     metadataset,
     number_of,
+    take_singly,
     through_json,
 )
 from .test_packed_sample import encoded
@@ -257,9 +258,7 @@ def test_batches_of_packs_equal_those_made_one_by_one(
     found = [run_of(Stream(index, 2)) for index in range(2)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TaskEncoder, "_takes_columns", property(lambda self: False))
-        patch.setattr(PlanCursor, "take", Cursor.take)
-        for cursor in (_PlannedCursor, MapCursor, _MemberCursor):
-            patch.setattr(cursor, "take_ready", Cursor.take_ready)
+        take_singly(patch, PlanCursor, _PlannedCursor, MapCursor, _MemberCursor)
         assert_same([run_of(Stream(index, 2)) for index in range(2)], found)
 
 

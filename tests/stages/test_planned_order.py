@@ -99,7 +99,7 @@ def test_references_are_what_the_run_reads(
 
 
 def test_arrays_are_used_where_nothing_ends(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("energon_lite.core.dataset.Cursor.take", None)
+    monkeypatch.setattr("energon_lite.stages.plan_order.taken", None)
     for tree in ("a source", "a blend", "at random", "nested, mapped"):
         assert len(reader(TREES[tree](root), Stream(0, 3)).take(50).draws) == 50
 

@@ -27,17 +27,24 @@ from energon_lite import (
 )
 from energon_lite.balance import CostModel, imbalance
 from energon_lite.batching.window_packs import pack_planned
-from energon_lite.core.dataset import Cursor, SavableDataset, StreamRun
+from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import Snapshot
-from energon_lite.core.stream_context import StreamContext, context_of
 from energon_lite.core.topology import Stream
 from energon_lite.extras.lengths.length_index import measure_lengths
 from energon_lite.sources.planned_source import _PlannedCursor
 from energon_lite.stages.map import MapCursor
 
 from ..conftest import examples
-from ..helpers import broken_sets, ignore, metadataset, number_of, text_set, through_json
+from ..helpers import (
+    broken_sets,
+    ignore,
+    metadataset,
+    number_of,
+    take_singly,
+    text_set,
+    through_json,
+)
 
 NUM_SAMPLES = 600
 COST = CostModel(token=1, token_squared=0.1)
@@ -212,21 +219,6 @@ def test_finite_streams_of_a_shared_plan_differ_by_a_pack_at_most(root: Path) ->
     assert max(counts) - min(counts) <= 1
     dropping = packed(root, Encoder(plan_window=40, drop_last=True, **SHARED))
     assert len({len(lists_of(dropping, stream)) for stream in range(4)}) == 1
-
-
-def test_skipping_reads_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = packed(root, Encoder(plan_window=40), repeat=True)
-    while type(dataset).__name__ != "PlannedPacks":
-        (dataset,) = dataset.children
-    stream = Stream(0, 4)
-    with context_of(StreamContext(stream)):
-        cursor, ahead = dataset.cursor(stream), dataset.cursor(stream)
-        expected = [next(cursor) and cursor.key for _ in range(30)]
-        with monkeypatch.context() as patch:
-            patch.setattr("energon_lite.formats.shards.ShardReader.read", None)
-            ahead.skip(29)
-        next(ahead)
-    assert ahead.key[2:] == expected[-1][2:]
 
 
 def test_state_is_small_however_much_was_emitted(root: Path) -> None:
@@ -482,8 +474,7 @@ def test_packs_read_by_blocks_equal_those_read_one_by_one(
 
     by_blocks = [run_of(Stream(index, 2)) for index in range(2)]
     with pytest.MonkeyPatch.context() as patch:
-        for cursor in (_PlannedCursor, MapCursor):
-            patch.setattr(cursor, "take_ready", Cursor.take_ready)
+        take_singly(patch, _PlannedCursor, MapCursor)
         assert [run_of(Stream(index, 2)) for index in range(2)] == by_blocks
     assert any("DecodingError" in str(records) for run in by_blocks for *_, records in run)
 

@@ -29,7 +29,6 @@ from energon_lite import (
     get_val_dataset,
     stateless,
 )
-from energon_lite.core.dataset import Cursor
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.sample_columns import (
     Origin,
@@ -45,7 +44,7 @@ from energon_lite.stages.map import MapCursor
 from energon_lite.task_encoder.base import AugmentTaskEncoder
 
 from ..conftest import examples, write_tar
-from ..helpers import metadataset, prepared, text_set
+from ..helpers import metadataset, prepared, take_singly, text_set
 
 # The bytes of the text of a sample, and whether it has a second part; some cannot be decoded.
 TEXTS = st.sampled_from([b"", b"abc", "zwölf".encode(), b"\xff\xfe", b"x" * 900])
@@ -169,7 +168,7 @@ def by_samples(dataset: Any, num: int, *, one_by_one: bool = False) -> list[Any]
         patch.setattr(TaskEncoder, "_takes_columns", property(lambda self: False))
         if one_by_one:
             patch.setattr(SampleLoader, "together", lambda self, block: None)
-            patch.setattr(MapCursor, "take", Cursor.take)
+            take_singly(patch, MapCursor)
         return run_of(dataset(), num)
 
 

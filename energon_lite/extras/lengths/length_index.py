@@ -277,7 +277,8 @@ def _resources(dataset: MeasureDataset[Any], root: PurePath) -> tuple[str, ...]:
 
 
 def _lengths_here(cursor: MeasureCursor[Any]) -> dict[str, Any]:
-    return cursor.length if isinstance(cursor.length, dict) else {TOKENS: cursor.length}
+    (length,) = cursor.lengths
+    return length if isinstance(length, dict) else {TOKENS: length}
 
 
 def _measured(
