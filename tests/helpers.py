@@ -100,6 +100,13 @@ def prepared(folder: Path, sample_type: str, field_map: dict[str, str] | None = 
     return folder
 
 
+def crude_set(folder: Path, num_samples: int, num_shards: int = 3) -> Path:
+    """Writes and prepares texts as a crude dataset."""
+    config = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+    (text_set(folder, num_samples, num_shards) / ".nv-meta/dataset.yaml").write_text(config)
+    return folder
+
+
 def metadataset(split: dict[str, Any]) -> dict[str, Any]:
     """The content of a metadataset of one split."""
     head = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}

@@ -67,7 +67,7 @@ def test_import_leaves_heavy_packages_alone() -> None:
 
 
 # Stages that choose nothing by themselves.
-BASES = ("ListDataset", "CollectDataset", "MeasuredLists", "BatcherDataset")
+BASES = ("ListDataset", "CollectDataset", "MeasuredLists", "BatcherDataset", "PlannedSource")
 
 
 def dataset_classes() -> set[type]:

@@ -22,42 +22,24 @@ if not os.environ.get("ENERGON_REAL"):
 
     energon_lite.as_energon()
 
-import functools
-import operator
-
+import megatron.energon as E
 import torch
 from megatron.energon import (
-    AugmentTaskEncoder,
-    Batch,
-    BatchDataset,
-    BlendDataset,
-    ConcatDataset,
     DefaultTaskEncoder,
-    EpochizeDataset,
-    FilterDataset,
-    GroupBatchDataset,
-    IterMapDataset,
-    LimitDataset,
-    MapDataset,
-    MixBatchDataset,
-    PackingDataset,
-    RepeatDataset,
-    ShuffleBufferDataset,
     SkipSample,
     TextSample,
     WorkerConfig,
-    edataclass,
     get_loader,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
-    homogeneous_concat_mix,
     stateless,
 )
 
 from .energon_data import class_of, metadataset, prepared, write_shards
 
 TEXT = {"sample_type": class_of("TextSample"), "field_map": {"text": "txt"}}
+WC = WorkerConfig(rank=0, world_size=1, num_workers=0)
 
 
 def texts(folder, num=30, start=0, ratio=None):
@@ -67,30 +49,74 @@ def texts(folder, num=30, start=0, ratio=None):
     return prepared(folder, TEXT, **splits)
 
 
-def mds(path, **splits):
-    return metadataset(path, **splits)
+def two(tmp, num_a, num_b):
+    """Datasets `a` and `b`; the numbers of the latter start at 100."""
+    return texts(tmp / "a", num_a), texts(tmp / "b", num_b, start=100)
 
 
-def wc(nw=0, rank=0, world=1, **settings):
-    return WorkerConfig(rank=rank, world_size=world, num_workers=nw, **settings)
+def config(settings):
+    place = {"rank": 0, "world_size": 1, "num_workers": 0}
+    own = {name: settings.pop(name) for name in ("handler", *place) if name in settings}
+    handler = {"global_error_handler": own.pop("handler")} if "handler" in own else {}
+    return WorkerConfig(**{**place, **own}, **handler)
 
 
-def train(path, bs=None, nw=0, rank=0, world=1, **settings):
+def train(path, bs=None, **settings):
     settings = {"shuffle_buffer_size": None, "max_samples_per_sequence": None, **settings}
-    config = wc(nw, rank, world, **settings.pop("wkw", {}))
-    return get_train_dataset(path, worker_config=config, batch_size=bs, **settings)
+    return get_train_dataset(path, worker_config=config(settings), batch_size=bs, **settings)
 
 
-def val(path, bs=None, nw=0, rank=0, world=1, **settings):
-    config = wc(nw, rank, world, **settings.pop("wkw", {}))
+def val(path, bs=None, **settings):
     settings = {"split_part": "train", **settings}
-    return get_val_dataset(path, worker_config=config, batch_size=bs, **settings)
+    return get_val_dataset(path, worker_config=config(settings), batch_size=bs, **settings)
 
 
-def base(folder, num=12, **settings):
-    return val(
-        texts(folder / "d", num) if not (folder / "d").exists() else folder / "d", **settings
-    )
+def base(tmp, num=12):
+    return val(tmp / "d" if (tmp / "d").exists() else texts(tmp / "d", num))
+
+
+def encoded(tmp, num, bs=None, kind=DefaultTaskEncoder, settings=None, **hooks):
+    """The validation dataset of some texts under a task encoder of a few hooks."""
+    folder = tmp / "d" if (tmp / "d").exists() else texts(tmp / "d", num)
+    encoder = type("T", (kind,), hooks)()
+    return val(folder, bs, task_encoder=encoder, **(settings or {}))
+
+
+def packed(tmp, num, bs=None, buffer=6, settings=None, **hooks):
+    settings = {"packing_buffer_size": buffer, **(settings or {})}
+    return encoded(tmp, num, bs, settings=settings, **hooks)
+
+
+def said(sample, text):
+    """A sample with another text."""
+    return TextSample.derive_from(sample, text=text)
+
+
+def plus(text):
+    """A hook that appends a text."""
+    return lambda self, sample: said(sample, sample.text + text)
+
+
+def skip_if(is_so, value):
+    if is_so:
+        raise SkipSample
+    return value
+
+
+def by(num):
+    """Packs by so many."""
+    return lambda self, xs: [xs[i : i + num] for i in range(0, len(xs), num)]
+
+
+def joined(xs):
+    return said(xs[0], "+".join(tx(xs)))
+
+
+JOIN = stateless(lambda self, xs: joined(xs))
+TRIPLES = {
+    "encode_sample": stateless(plus("e")), "select_samples_to_pack": by(3),
+    "pack_selected_samples": JOIN,
+}  # fmt: skip
 
 
 def take(items, num):
@@ -111,6 +137,35 @@ def run(dataset, num=None):
     return nums(itertools.islice(get_savable_loader(dataset), num))
 
 
+def batches(dataset):
+    return tx(get_loader(dataset))
+
+
+def counted(dataset, num=None):
+    return run(dataset, num), len(dataset)
+
+
+def two_passes(dataset):
+    loader = get_savable_loader(dataset)
+    return nums(loader), nums(loader), len(dataset)
+
+
+def restored(dataset, num=None):
+    """Items, and what their keys restore."""
+    loader = get_savable_loader(dataset)
+    found = take(loader, num)
+    again = [loader.restore_sample(item.__restore_key__) for item in found]
+    return loader.can_restore_sample(), found, again
+
+
+def resumed(make, before):
+    """What a loader returns that goes on after some items, and the state's own loader."""
+    loader, other = get_savable_loader(make()), get_savable_loader(make())
+    take(loader, before)
+    other.restore_state_rank(loader.save_state_rank())
+    return other, loader
+
+
 def show(value):
     """A value as JSON; without restore keys, which are of each library."""
     if isinstance(value, torch.Tensor):
@@ -129,796 +184,335 @@ def show(value):
     return value if value is None or isinstance(value, int | float | str) else type(value).__name__
 
 
-class Triples(DefaultTaskEncoder):
-    """Packs by threes."""
-
-    @stateless
-    def encode_sample(self, sample):
-        return TextSample.derive_from(sample, text=sample.text + "e")
-
-    def select_samples_to_pack(self, samples):
-        return [samples[i : i + 3] for i in range(0, len(samples), 3)]
-
-    @stateless
-    def pack_selected_samples(self, samples):
-        return TextSample.derive_from(samples[0], text="+".join(tx(samples)))
-
-
-def case_map(tmp):
-    w = wc()
-    ds = MapDataset(base(tmp), lambda s: s.text + "!", worker_config=w)
-    return (run(ds), len(ds))
-
-
-def case_map_gen(tmp):
-
-    def g(s):
-        for i in range(int(s.text) % 3):
-            yield TextSample.derive_from(s, text=f"{s.text}.{i}")
-
-    ds = MapDataset(base(tmp), g, worker_config=wc())
-    return (run(ds), len(ds))
-
-
-def case_map_skip(tmp):
-
-    def g(s):
+def doubled_odd(samples):
+    for s in samples:
         if int(s.text) % 2:
-            raise SkipSample()
-        return s
-
-    ds = MapDataset(base(tmp), g, worker_config=wc())
-    return (run(ds), len(ds))
+            yield said(s, s.text + "a")
+        yield s
 
 
-def case_map_stateless_restore(tmp):
-    ds = MapDataset(base(tmp), lambda s: s, worker_config=wc(), stateless_map_fn=True)
+def batch_by(kind, below, **settings):
+    batcher = settings.pop("batcher", tx)
+    return kind(below, batcher=batcher, worker_config=WC, **settings)
+
+
+def grouped(tmp, size, group, **settings):
+    below, kind = base(tmp, 11), E.GroupBatchDataset
+    group = {"fixed_batch_size": size, "sample_group_key": group}
+    return list(get_savable_loader(batch_by(kind, below, **group, **settings)))
+
+
+def packs(tmp, num, buffer, pre, fin, **settings):
+    return E.PackingDataset(
+        base(tmp, num), buffer_size=buffer, pre_packer=pre, final_packer=fin, worker_config=WC,
+        **settings,
+    )  # fmt: skip
+
+
+def mixed(tmp, bs, mix, num):
+    pairs = [(train(path, bs), 1) for path in two(tmp, 50, 40)]
+    ds = E.MixBatchDataset(*pairs, batch_size=4, batch_mix_fn=mix, worker_config=WC)
+    return take(get_savable_loader(ds), num)
+
+
+def mix_of_samples(tmp):
+    found = mixed(tmp, None, tx, 50)
+    from_a = [i for x in found for i in x if int(i) < 100]
+    return {len(x) for x in found}, 60 <= len(from_a) <= 140
+
+
+def mix_of_batches(tmp):
+    found = mixed(tmp, 1, E.homogeneous_concat_mix, 3)
+    return [type(x).__name__ for x in found], *[[len(x) for x in y] for y in (
+        tx(found), [x.__key__ for x in found])]  # fmt: skip
+
+
+def epochized(tmp):
+    ds = E.EpochizeDataset(train(texts(tmp / "d", 10)), length=4, worker_config=WC)
     loader = get_savable_loader(ds)
-    x = take(loader, 3)
-    return (loader.can_restore_sample(), [loader.restore_sample(s.__restore_key__).text for s in x])
+    passes = [nums(loader) for _ in range(5)]
+    return [len(i) for i in passes], sorted(itertools.chain(*passes)), len(ds)
 
 
-def case_map_not_stateless_restore(tmp):
-    ds = MapDataset(base(tmp), lambda s: s, worker_config=wc())
-    loader = get_savable_loader(ds)
-    take(loader, 3)
-    return loader.can_restore_sample()
+def endless_blend(tmp):
+    a, b = two(tmp, 5, 4)
+    ds = E.BlendDataset((train(a), 3), (train(b), 1.0), worker_config=WC)
+    return 270 <= sum(int(i) < 100 for i in run(ds, 400)) <= 330, len(ds)
 
 
-def case_itermap(tmp):
+def pack_states(tmp):
+    def make():
+        settings = {"shuffle_buffer_size": 4, "max_samples_per_sequence": 3}
+        encoder = type("T", (DefaultTaskEncoder,), TRIPLES)()
+        return train(folder, 2, packing_buffer_size=7, task_encoder=encoder, **settings)
 
-    def f(it):
-        for s in it:
-            if int(s.text) % 2:
-                yield TextSample.derive_from(s, text=s.text + "a")
-            yield s
+    folder = texts(tmp / "d", 30)
+    pairs = [resumed(make, n) for n in (0, 1, 3, 5)]
+    return [tx(take(again, 6)) == tx(take(loader, 6)) for again, loader in pairs]
 
-    ds = IterMapDataset(base(tmp), f, worker_config=wc(), len_map_fn=lambda n: 2 * n)
-    return (run(ds), len(ds))
 
+def restored_packs(tmp):
+    can, found, again = restored(packed(tmp, 9, **TRIPLES))
+    same = [s.__restore_key__[0] == found[0].__restore_key__[0] for s in found]
+    return can, [tx(again)[i] == text for i, text in enumerate(tx(found))], same
 
-def case_itermap_restore(tmp):
 
-    def f(it):
-        yield from it
+def resumed_groups(tmp):
+    def make():
+        group = stateless(lambda self, s: (int(s.text) % 2, None))
+        encode = stateless(lambda self, s: s)
+        return encoded(tmp, 11, 2, batch_group_criterion=group, encode_sample=encode)
 
-    ds = IterMapDataset(base(tmp), f, worker_config=wc(), stateless_iter_fn=True)
-    loader = get_savable_loader(ds)
-    x = take(loader, 3)
-    return (loader.can_restore_sample(), [loader.restore_sample(s.__restore_key__).text for s in x])
+    return batches(make()), tx(resumed(make, 3)[0])
 
 
-def case_itermap_state(tmp):
-
-    def f(it):
-        yield from it
-
-    def mk():
-        return get_savable_loader(IterMapDataset(base(tmp), f, worker_config=wc()))
-
-    loader = mk()
-    take(loader, 4)
-    st = loader.save_state_rank()
-    resumed = mk()
-    resumed.restore_state_rank(st)
-    return nums(resumed)
-
-
-def case_filter(tmp):
-    ds = FilterDataset(base(tmp), filter_fn=lambda s: int(s.text) > 5, worker_config=wc())
-    return (run(ds), len(ds))
-
-
-def case_limit(tmp):
-    ds = LimitDataset(base(tmp), 5, worker_config=wc())
-    loader = get_savable_loader(ds)
-    return (nums(loader), nums(loader), len(ds))
-
-
-def case_limit_reset(tmp):
-    ds = LimitDataset(base(tmp), 5, worker_config=wc(), reset_after_epoch=True)
-    loader = get_savable_loader(ds)
-    return (nums(loader), nums(loader), len(ds))
-
-
-def case_repeat(tmp):
-    ds = RepeatDataset(base(tmp, 3), repeats=2, worker_config=wc())
-    loader = get_savable_loader(ds)
-    return (nums(loader), nums(loader), len(ds))
-
-
-def case_repeat_frac(tmp):
-    ds = RepeatDataset(base(tmp, 5), repeats=1.5, worker_config=wc())
-    loader = get_savable_loader(ds)
-    return (nums(loader), len(ds))
-
-
-def case_repeat_inf(tmp):
-    ds = RepeatDataset(base(tmp, 3), worker_config=wc())
-    return (run(ds, 10), len(ds))
-
-
-def case_repeat_limit(tmp):
-    ds = LimitDataset(
-        RepeatDataset(base(tmp, 3), worker_config=wc()),
-        8,
-        worker_config=wc(),
-        reset_after_epoch=True,
-    )
-    loader = get_savable_loader(ds)
-    return (nums(loader), nums(loader), len(ds))
-
-
-def case_concat(tmp):
-    texts(tmp / "b", 4, start=100)
-    ds = ConcatDataset(base(tmp, 5), val(tmp / "b"), worker_config=wc())
-    loader = get_savable_loader(ds)
-    return (nums(loader), nums(loader), len(ds))
-
-
-def case_blend(tmp):
-    texts(tmp / "b", 4, start=100)
-    ds = BlendDataset((base(tmp, 5), 1), (val(tmp / "b"), 1), worker_config=wc())
-    loader = get_savable_loader(ds)
-    return (sorted(nums(loader)), len(ds))
-
-
-def case_blend_inf(tmp):
-    texts(tmp / "b", 4, start=100)
-    texts(tmp / "a", 5)
-    ds = BlendDataset((train(tmp / "a"), 3), (train(tmp / "b"), 1.0), worker_config=wc())
-    x = run(ds, 400)
-    return (270 <= len([i for i in x if int(i) < 100]) <= 330, len(ds))
-
-
-def case_epochize(tmp):
-    texts(tmp / "d", 10)
-    ds = EpochizeDataset(train(tmp / "d"), length=4, worker_config=wc())
-    loader = get_savable_loader(ds)
-    x = [nums(loader) for _ in range(5)]
-    return ([len(i) for i in x], sorted(functools.reduce(operator.iadd, x, [])), len(ds))
-
-
-def case_shuffle_buffer(tmp):
-    ds = ShuffleBufferDataset(base(tmp), size=4, worker_config=wc())
-    x = run(ds)
-    return (sorted(x), x != sorted(x, key=int), len(ds))
-
-
-def case_batch(tmp):
-    ds = BatchDataset(
-        base(tmp, 10), batch_size=4, batcher=lambda x: [s.text for s in x], worker_config=wc()
-    )
-    return (list(get_savable_loader(ds)), len(ds))
-
-
-def case_batch_drop(tmp):
-    ds = BatchDataset(
-        base(tmp, 10),
-        batch_size=4,
-        batcher=lambda x: [s.text for s in x],
-        drop_last=True,
-        worker_config=wc(),
-    )
-    return (list(get_savable_loader(ds)), len(ds))
-
-
-def case_batch_gen(tmp):
-
-    def b(x):
-        yield TextSample.derive_from(x[0], text=[s.text for s in x[:1]])
-        yield TextSample.derive_from(x[0], text=[s.text for s in x[1:]])
-
-    ds = BatchDataset(base(tmp, 6), batch_size=3, batcher=b, worker_config=wc())
-    return [s.text for s in get_savable_loader(ds)]
-
-
-def case_batch_skip(tmp):
-
-    def b(x):
-        if x[0].text == "0":
-            raise SkipSample()
-        return [s.text for s in x]
-
-    return list(
-        get_savable_loader(BatchDataset(base(tmp, 6), batch_size=3, batcher=b, worker_config=wc()))
-    )
-
-
-def case_group(tmp):
-    ds = GroupBatchDataset(
-        base(tmp, 11),
-        fixed_batch_size=None,
-        sample_group_key=lambda s: (int(s.text) % 3, 2),
-        batcher=lambda x: [s.text for s in x],
-        worker_config=wc(),
-    )
-    return list(get_savable_loader(ds))
-
-
-def case_group_fixed(tmp):
-    ds = GroupBatchDataset(
-        base(tmp, 11),
-        fixed_batch_size=3,
-        sample_group_key=lambda s: (int(s.text) % 2, None),
-        batcher=lambda x: [s.text for s in x],
-        drop_last=True,
-        worker_config=wc(),
-    )
-    return list(get_savable_loader(ds))
-
-
-def case_mixbatch(tmp):
-    texts(tmp / "b", 40, start=100)
-    texts(tmp / "a", 50)
-    ds = MixBatchDataset(
-        (train(tmp / "a"), 1),
-        (train(tmp / "b"), 1),
-        batch_size=4,
-        batch_mix_fn=lambda x: [s.text for s in x],
-        worker_config=wc(),
-    )
-    b = take(get_savable_loader(ds), 50)
-    return ({len(x) for x in b}, 60 <= len([i for x in b for i in x if int(i) < 100]) <= 140)
-
-
-def case_mixbatch_batches(tmp):
-    texts(tmp / "b", 40, start=100)
-    texts(tmp / "a", 50)
-    ds = MixBatchDataset(
-        (train(tmp / "a", 1), 1),
-        (train(tmp / "b", 1), 1),
-        batch_size=4,
-        batch_mix_fn=homogeneous_concat_mix,
-        worker_config=wc(),
-    )
-    b = take(get_savable_loader(ds), 3)
-    return ([type(x).__name__ for x in b], [len(x.text) for x in b], [len(x.__key__) for x in b])
-
-
-def case_packing(tmp):
-
-    def pre(xs):
-        return [xs[i : i + 2] for i in range(0, len(xs), 2)]
-
-    def fin(xs):
-        return TextSample.derive_from(xs[0], text="+".join(x.text for x in xs))
-
-    ds = PackingDataset(
-        base(tmp, 11), buffer_size=6, pre_packer=pre, final_packer=fin, worker_config=wc()
-    )
-    return (run(ds), len(ds))
-
-
-def case_packing_gen(tmp):
-
-    def pre(xs):
-        return [xs[:3], xs[3:]]
-
-    def fin(xs):
-        for x in xs:
-            yield TextSample.derive_from(x, text=x.text + "p")
-
-    ds = PackingDataset(
-        base(tmp, 11), buffer_size=6, pre_packer=pre, final_packer=fin, worker_config=wc()
-    )
-    return sorted(run(ds))
-
-
-def case_packing_encoder(tmp):
-
-    def pre(xs):
-        return [xs]
-
-    def enc(s):
-        if s.text == "3":
-            raise SkipSample()
-        return TextSample.derive_from(s, text=s.text + "e")
-
-    def fin(xs):
-        return TextSample.derive_from(xs[0], text="+".join(x.text for x in xs))
-
-    ds = PackingDataset(
-        base(tmp, 6),
-        buffer_size=3,
-        pre_packer=pre,
-        final_packer=fin,
-        sample_encoder=enc,
-        worker_config=wc(),
-    )
-    return run(ds)
-
-
-def case_te_encode(tmp):
-
-    class T(DefaultTaskEncoder):
-        def encode_sample(self, s):
-            return TextSample.derive_from(s, text=s.text + "e")
-
-        def encode_batch(self, b):
-            return {"t": b.text, "k": b.__key__}
-
-    return list(get_loader(val(texts(tmp / "d", 5), 2, task_encoder=T())))
-
-
-def case_te_batch_override(tmp):
-
-    class T(DefaultTaskEncoder):
-        def batch(self, s):
-            return [x.text for x in s]
-
-    return list(get_loader(val(texts(tmp / "d", 5), 2, task_encoder=T())))
-
-
-def case_te_batch_gen(tmp):
-
-    class T(DefaultTaskEncoder):
-        def batch(self, s):
-            yield from s
-
-    return nums(get_loader(val(texts(tmp / "d", 5), 2, task_encoder=T())))
-
-
-def case_te_encode_batch_gen(tmp):
-
-    class T(DefaultTaskEncoder):
-        def encode_batch(self, b):
-            yield b
-            yield TextSample.derive_from(b, text=[x + "2" for x in b.text])
-
-    return [b.text for b in get_loader(val(texts(tmp / "d", 5), 2, task_encoder=T()))]
-
-
-def case_te_encode_gen(tmp):
-
-    class T(DefaultTaskEncoder):
-        @stateless
-        def encode_sample(self, s):
-            for i in range(2):
-                yield TextSample.derive_from(s, text=f"{s.text}.{i}")
-
-    loader = get_savable_loader(val(texts(tmp / "d", 5), None, task_encoder=T()))
-    x = list(loader)
-    return (tx(x), [loader.restore_sample(s.__restore_key__).text for s in x])
-
-
-def case_te_encode_gen_batch_restore(tmp):
-
-    class T(DefaultTaskEncoder):
-        @stateless
-        def encode_sample(self, s):
-            for i in range(3):
-                yield TextSample.derive_from(s, text=f"{s.text}.{i}")
-
-        @stateless
-        def batch(self, xs):
-            return TextSample.derive_from(xs[0], text=[x.text for x in xs])
-
-        @stateless
-        def encode_batch(self, b):
-            return b
-
-    loader = get_savable_loader(val(texts(tmp / "d", 5), 4, task_encoder=T()))
-    x = list(loader)
-    return (tx(x), [loader.restore_sample(s.__restore_key__).text for s in x])
-
-
-def case_te_skip_everywhere(tmp):
-
-    class T(DefaultTaskEncoder):
-        def encode_sample(self, s):
-            if s.text == "1":
-                raise SkipSample
-            return s
-
-        def batch(self, xs):
-            if xs[0].text == "0":
-                raise SkipSample()
-            return super().batch(xs)
-
-        def encode_batch(self, b):
-            if b.text[0] == "3":
-                raise SkipSample()
-            return b
-
-    return [b.text for b in get_loader(val(texts(tmp / "d", 9), 2, task_encoder=T()))]
-
-
-def case_te_preencode(tmp):
-
-    class T(DefaultTaskEncoder):
-        def preencode_sample(self, s):
-            return TextSample.derive_from(s, text=s.text + "p")
-
-        def postencode_sample(self, s):
-            return TextSample.derive_from(s, text=s.text + "q")
-
-    return [b.text for b in get_loader(val(texts(tmp / "d", 4), 2, task_encoder=T()))]
-
-
-def case_te_post_only(tmp):
-
-    class T(DefaultTaskEncoder):
-        def postencode_sample(self, s):
-            return TextSample.derive_from(s, text=s.text + "q")
-
-    return [b.text for b in get_loader(val(texts(tmp / "d", 4), 2, task_encoder=T()))]
-
-
-def case_te_pack(tmp):
-    return [
-        b.text
-        for b in get_loader(
-            val(texts(tmp / "d", 17), 2, packing_buffer_size=6, task_encoder=Triples())
-        )
-    ]
-
-
-def case_te_pack_len(tmp):
-    d = val(texts(tmp / "d", 17), 2, packing_buffer_size=6, task_encoder=Triples())
-    return len(d)
-
-
-def case_te_pack_state(tmp):
-    d = texts(tmp / "d", 30)
-
-    def mk():
-        return get_savable_loader(
-            train(
-                d,
-                2,
-                packing_buffer_size=7,
-                task_encoder=Triples(),
-                shuffle_buffer_size=4,
-                max_samples_per_sequence=3,
-            )
-        )
-
-    out = []
-    for n in (0, 1, 3, 5):
-        loader = mk()
-        take(loader, n)
-        st = loader.save_state_rank()
-        a = [b.text for b in take(loader, 6)]
-        resumed = mk()
-        resumed.restore_state_rank(st)
-        out.append([b.text for b in take(resumed, 6)] == a)
-    return out
-
-
-def case_te_pack_restore_sample(tmp):
-    loader = get_savable_loader(
-        val(texts(tmp / "d", 9), None, packing_buffer_size=6, task_encoder=Triples())
-    )
-    x = list(loader)
-    return (
-        loader.can_restore_sample(),
-        [loader.restore_sample(s.__restore_key__).text == s.text for s in x],
-        [s.__restore_key__[0] == x[0].__restore_key__[0] for s in x],
-    )
-
-
-def case_te_pack_empty_selection(tmp):
-
-    class T(Triples):
-        def select_samples_to_pack(self, xs):
-            return []
-
-    return nums(get_loader(val(texts(tmp / "d", 9), None, packing_buffer_size=6, task_encoder=T())))
-
-
-def case_te_group(tmp):
-
-    class T(DefaultTaskEncoder):
-        def batch_group_criterion(self, s):
-            return (int(s.text) % 2, 3)
-
-    return ([b.text for b in get_loader(val(texts(tmp / "d", 11), None, task_encoder=T()))],)
-
-
-def case_te_group_fixed(tmp):
-
-    class T(DefaultTaskEncoder):
-        @stateless
-        def batch_group_criterion(self, s):
-            return (int(s.text) % 2, None)
-
-        @stateless
-        def encode_sample(self, s):
-            return s
-
-    d = texts(tmp / "d", 11)
-
-    def mk():
-        return get_savable_loader(val(d, 2, task_encoder=T()))
-
-    loader = mk()
-    take(loader, 3)
-    st = loader.save_state_rank()
-    resumed = mk()
-    resumed.restore_state_rank(st)
-    return ([b.text for b in mk()], [b.text for b in resumed])
-
-
-def case_te_indices_nw(tmp):
-
-    class T(DefaultTaskEncoder):
-        def encode_sample(self, s):
-            return TextSample.derive_from(
-                s, text=f"{self.current_batch_index}/{self.current_sample_index}"
-            )
-
-    return sorted(nums(get_loader(val(texts(tmp / "d", 8), 2, nw=2, task_encoder=T()))))
-
-
-def case_te_types(tmp):
-
-    @edataclass
-    class RB(Batch):
+def own_types(tmp):
+    @E.edataclass
+    class RB(E.Batch):
         text: list
 
-    class T(DefaultTaskEncoder):
-        def __init__(self):
-            super().__init__(raw_batch_type=RB)
-
-    return [
-        (type(b).__name__, b.text, b.__key__)
-        for b in get_loader(val(texts(tmp / "d", 5), 2, task_encoder=T()))
-    ]
+    loader = get_loader(val(texts(tmp / "d", 5), 2, task_encoder=DefaultTaskEncoder(
+        raw_batch_type=RB)))  # fmt: skip
+    return [(type(b).__name__, b.text, b.__key__) for b in loader]
 
 
-def case_augment_te(tmp):
-
-    class T(DefaultTaskEncoder):
+def augmented(tmp):
+    class A(E.AugmentTaskEncoder):
         def encode_sample(self, s):
-            return TextSample.derive_from(s, text=s.text + "e")
+            return super().encode_sample(said(s, s.text + "a"))
 
-    class A(AugmentTaskEncoder):
-        def encode_sample(self, s):
-            return super().encode_sample(TextSample.derive_from(s, text=s.text + "a"))
-
-    return [b.text for b in get_loader(val(texts(tmp / "d", 5), 2, task_encoder=A(T())))]
+    inner = type("T", (DefaultTaskEncoder,), {"encode_sample": plus("e")})()
+    return batches(val(texts(tmp / "d", 5), 2, task_encoder=A(inner)))
 
 
-def case_pack_workers(tmp):
+def skips(tmp):
+    def batch(self, xs):
+        return skip_if(xs[0].text == "0", DefaultTaskEncoder.batch(self, xs))
 
-    class T(DefaultTaskEncoder):
-        @stateless
-        def encode_sample(self, s):
-            return s
-
-        def select_samples_to_pack(self, xs):
-            return [xs[i : i + 2] for i in range(0, len(xs), 2)]
-
-        @stateless
-        def pack_selected_samples(self, xs):
-            return TextSample.derive_from(xs[0], text="+".join(x.text for x in xs))
-
-    return sorted(
-        functools.reduce(
-            operator.iadd,
-            [
-                t.split("+")
-                for t in tx(
-                    get_loader(
-                        val(
-                            texts(tmp / "d", 20),
-                            None,
-                            nw=2,
-                            packing_buffer_size=4,
-                            task_encoder=T(),
-                        )
-                    )
-                )
-            ],
-            [],
-        ),
-        key=int,
-    )
+    return batches(encoded(
+        tmp, 9, 2, encode_sample=lambda self, s: skip_if(s.text == "1", s), batch=batch,
+        encode_batch=lambda self, b: skip_if(b.text[0] == "3", b),
+    ))  # fmt: skip
 
 
-def case_pack_post_fail(tmp):
+def restored_expansions(tmp, bs, num, **hooks):
+    @stateless
+    def encode(self, s):
+        yield from [said(s, f"{s.text}.{i}") for i in range(num)]
 
-    class T(DefaultTaskEncoder):
-        def select_samples_to_pack(self, xs):
-            return [xs]
-
-        @stateless
-        def postencode_sample(self, s):
-            if s.text == "1":
-                raise ValueError("x")
-            return s
-
-        @stateless
-        def pack_selected_samples(self, xs):
-            return TextSample.derive_from(xs[0], text="+".join(x.text for x in xs))
-
-    return tx(
-        get_loader(
-            val(
-                texts(tmp / "d", 4),
-                None,
-                packing_buffer_size=4,
-                task_encoder=T(),
-                wkw={"global_error_handler": lambda *a: None},
-            )
-        )
-    )
+    _, found, again = restored(encoded(tmp, 5, bs, encode_sample=encode, **hooks))
+    return tx(found), tx(again)
 
 
-def case_pack_skip_pack(tmp):
+def failing_post(tmp):
+    @stateless
+    def post(self, s):
+        if s.text == "1":
+            raise ValueError("x")
+        return s
 
-    class T(DefaultTaskEncoder):
-        def select_samples_to_pack(self, xs):
-            return [[x] for x in xs]
-
-        @stateless
-        def pack_selected_samples(self, xs):
-            if xs[0].text == "2":
-                raise SkipSample()
-            return TextSample.derive_from(xs[0], text=xs[0].text)
-
-    return tx(get_loader(val(texts(tmp / "d", 5), None, packing_buffer_size=3, task_encoder=T())))
+    hooks = {"select_samples_to_pack": lambda self, xs: [xs], "postencode_sample": post}
+    quiet = {"handler": lambda *a: None}
+    return batches(packed(tmp, 4, None, 4, quiet, pack_selected_samples=JOIN, **hooks))
 
 
-def case_pack_gen(tmp):
-
-    class T(DefaultTaskEncoder):
-        def select_samples_to_pack(self, xs):
-            return [xs]
-
-        @stateless
-        def pack_selected_samples(self, xs):
-            for x in xs:
-                yield TextSample.derive_from(x, text=x.text + "g")
-
-    return tx(get_loader(val(texts(tmp / "d", 5), None, packing_buffer_size=3, task_encoder=T())))
+def of_both(tmp, num_a, num_b, bs=None, **own):
+    two(tmp, num_a, num_b)
+    leaves = [{"path": n, "split_part": "train", **({k: {"n": n} for k in own})} for n in "ab"]
+    path = metadataset(tmp / "m.yaml", val={"blend": leaves})
+    return get_loader(val(path, bs, split_part="val"))
 
 
-def case_pack_batch(tmp):
-
-    class T(DefaultTaskEncoder):
-        def select_samples_to_pack(self, xs):
-            return [xs[:2], xs[2:]]
-
-        @stateless
-        def pack_selected_samples(self, xs):
-            return TextSample.derive_from(xs[0], text="+".join(x.text for x in xs))
-
-        def encode_batch(self, b):
-            return TextSample.derive_from(b, text=["<" + t + ">" for t in b.text])
-
-    return [
-        b.text
-        for b in get_loader(val(texts(tmp / "d", 9), 2, packing_buffer_size=4, task_encoder=T()))
-    ]
+def passes_of_workers(tmp):
+    folder = texts(tmp / "d", 23)
+    once = {"repeat": False, "shuffle_buffer_size": 4, "max_samples_per_sequence": 3}
+    found = [nums(get_loader(train(folder, 3, num_workers=n, **once))) for n in (0, 1, 3)]
+    return [sorted(x, key=int) == [str(i) for i in range(23)] for x in found]
 
 
-def case_group_drop_last(tmp):
-
-    class T(DefaultTaskEncoder):
-        def batch_group_criterion(self, s):
-            return (int(s.text) % 2, 2)
-
-    return [
-        b.text
-        for b in get_loader(val(texts(tmp / "d", 7), None, batch_drop_last=True, task_encoder=T()))
-    ]
+def disjoint_ranks(tmp):
+    folder = texts(tmp / "d", 24)
+    loaders = [get_loader(train(folder, rank=r, world_size=3)) for r in range(3)]
+    found = [nums(take(loader, 8)) for loader in loaders]
+    return sorted(itertools.chain(*found), key=int) == [str(i) for i in range(24)]
 
 
-def case_preencode_gen(tmp):
-
-    class T(DefaultTaskEncoder):
-        def preencode_sample(self, s):
-            yield s
-            yield TextSample.derive_from(s, text=s.text + "b")
-
-    return tx(get_loader(val(texts(tmp / "d", 3), None, task_encoder=T())))
-
-
-def case_encode_dict_batch(tmp):
-
-    class T(DefaultTaskEncoder):
-        def encode_sample(self, s):
-            return {"__key__": s.__key__, "t": s.text, "x": torch.ones(int(s.text) + 1)}
-
-    return list(get_loader(val(texts(tmp / "d", 4), 2, task_encoder=T())))
-
-
-def case_blend_in_val_subflavors(tmp):
-    texts(tmp / "a", 2)
-    texts(tmp / "b", 2, start=100)
-    m = mds(
-        tmp / "m.yaml",
-        val={
-            "blend": [
-                {"path": "a", "split_part": "train", "subflavors": {"n": "a"}},
-                {"path": "b", "split_part": "train", "subflavors": {"n": "b"}},
-            ]
-        },
-    )
-    return [(s.text, s.__subflavors__) for s in get_loader(val(m, split_part="val"))]
-
-
-def case_val_batches_mixed(tmp):
-    texts(tmp / "a", 3)
-    texts(tmp / "b", 3, start=100)
-    m = mds(
-        tmp / "m.yaml",
-        val={"blend": [{"path": "a", "split_part": "train"}, {"path": "b", "split_part": "train"}]},
-    )
-    return [b.text for b in get_loader(val(m, 2, split_part="val"))]
-
-
-def case_repeat_false_workers(tmp):
-    d = texts(tmp / "d", 23)
-    return [
-        sorted(
-            nums(
-                get_loader(
-                    train(
-                        d, 3, nw=n, repeat=False, shuffle_buffer_size=4, max_samples_per_sequence=3
-                    )
-                )
-            ),
-            key=int,
-        )
-        == [str(i) for i in range(23)]
-        for n in (0, 1, 3)
-    ]
-
-
-def case_ranks_train_disjoint(tmp):
-    d = texts(tmp / "d", 24)
-    x = [nums(take(get_loader(train(d, rank=r, world=3)), 8)) for r in range(3)]
-    return sorted(functools.reduce(operator.iadd, x, []), key=int) == [str(i) for i in range(24)]
-
-
-def case_epochized_two_passes(tmp):
-    texts(tmp / "a", 4)
-    texts(tmp / "b", 3, start=100)
-    m = mds(
-        tmp / "m.yaml", train={"blend_epochized": [{"path": "a", "repetitions": 2}, {"path": "b"}]}
-    )
-    loader = get_loader(
-        train(m, repeat=False, batch_size=None) if False else train(m, repeat=False)
-    )
+def two_epochs(tmp):
+    two(tmp, 4, 3)
+    blend = [{"path": "a", "repetitions": 2}, {"path": "b"}]
+    path = metadataset(tmp / "m.yaml", train={"blend_epochized": blend})
+    loader = get_loader(train(path, repeat=False))
     return sorted(nums(loader)) == sorted(nums(loader))
 
 
-def case_nested_split(tmp):
-    texts(tmp / "a", 30, ratio=(("train", 2), ("val", 1)))
-    mds(tmp / "i.yaml", foo={"path": "a", "split_part": "val"}, train={"path": "a"})
-    m = mds(tmp / "m.yaml", train={"path": "i.yaml", "split_part": "foo"})
-    return nums(get_loader(val(m)))
+def nested_split(tmp):
+    texts(tmp / "a", 30, ratio=True)
+    metadataset(tmp / "i.yaml", foo={"path": "a", "split_part": "val"}, train={"path": "a"})
+    path = metadataset(tmp / "m.yaml", train={"path": "i.yaml", "split_part": "foo"})
+    return nums(get_loader(val(path)))
 
 
-def case_sources_batch(tmp):
-    b = next(iter(get_loader(val(texts(tmp / "d", 4), 2))))
-    return list(b.__sources__)
+def indexed(self, s):
+    return said(s, f"{self.current_batch_index}/{self.current_sample_index}")
 
 
-CASES = {name[5:]: case for name, case in list(globals().items()) if name.startswith("case_")}
+def packs_of_workers(tmp):
+    hooks = {"encode_sample": stateless(lambda self, s: s), "select_samples_to_pack": by(2)}
+    ds = packed(tmp, 20, None, 4, {"num_workers": 2}, pack_selected_samples=JOIN, **hooks)
+    return sorted([n for t in batches(ds) for n in t.split("+")], key=int)
+
+
+def unpacked(self, xs):
+    yield from [said(x, x.text + "g") for x in xs]
+
+
+ALL = {"select_samples_to_pack": lambda self, xs: [xs]}
+FIRST_TWO = {"select_samples_to_pack": lambda self, xs: [xs[:2], xs[2:]]}
+SINGLE = {"select_samples_to_pack": by(1)}
+
+CASES = {
+    # Wrappers.
+    "map": lambda t: counted(E.MapDataset(base(t), lambda s: s.text + "!", worker_config=WC)),
+    "map_gen": lambda t: counted(E.MapDataset(
+        base(t), lambda s: (yield from [said(s, f"{s.text}.{i}") for i in range(int(s.text) % 3)]),
+        worker_config=WC,
+    )),
+    "map_skip": lambda t: counted(E.MapDataset(
+        base(t), lambda s: skip_if(int(s.text) % 2, s), worker_config=WC
+    )),
+    "map_stateless_restore": lambda t: (lambda can, _, again: (can, tx(again)))(*restored(
+        E.MapDataset(base(t), lambda s: s, worker_config=WC, stateless_map_fn=True), 3
+    )),
+    "map_not_stateless_restore": lambda t: get_savable_loader(
+        E.MapDataset(base(t), lambda s: s, worker_config=WC)
+    ).can_restore_sample(),
+    "itermap": lambda t: counted(E.IterMapDataset(
+        base(t), doubled_odd, worker_config=WC, len_map_fn=lambda n: 2 * n
+    )),
+    "itermap_restore": lambda t: (lambda can, _, again: (can, tx(again)))(*restored(
+        E.IterMapDataset(base(t), iter, worker_config=WC, stateless_iter_fn=True), 3
+    )),
+    "itermap_state": lambda t: nums(resumed(
+        lambda: E.IterMapDataset(base(t), iter, worker_config=WC), 4
+    )[0]),
+    "filter": lambda t: counted(E.FilterDataset(
+        base(t), filter_fn=lambda s: int(s.text) > 5, worker_config=WC
+    )),
+    "limit": lambda t: two_passes(E.LimitDataset(base(t), 5, worker_config=WC)),
+    "limit_reset": lambda t: two_passes(
+        E.LimitDataset(base(t), 5, worker_config=WC, reset_after_epoch=True)
+    ),
+    "repeat": lambda t: two_passes(E.RepeatDataset(base(t, 3), repeats=2, worker_config=WC)),
+    "repeat_frac": lambda t: counted(E.RepeatDataset(base(t, 5), repeats=1.5, worker_config=WC)),
+    "repeat_inf": lambda t: counted(E.RepeatDataset(base(t, 3), worker_config=WC), 10),
+    "repeat_limit": lambda t: two_passes(E.LimitDataset(
+        E.RepeatDataset(base(t, 3), worker_config=WC), 8, worker_config=WC, reset_after_epoch=True
+    )),
+    "concat": lambda t: two_passes(E.ConcatDataset(*map(val, two(t, 5, 4)), worker_config=WC)),
+    "blend": lambda t: (lambda found, num: (sorted(found), num))(*counted(
+        E.BlendDataset(*((val(path), 1) for path in two(t, 5, 4)), worker_config=WC)
+    )),
+    "blend_inf": endless_blend,
+    "epochize": epochized,
+    "shuffle_buffer": lambda t: (lambda x, num: (sorted(x), x != sorted(x, key=int), num))(
+        *counted(E.ShuffleBufferDataset(base(t), size=4, worker_config=WC))
+    ),
+    "batch": lambda t: (lambda ds: (list(get_savable_loader(ds)), len(ds)))(
+        batch_by(E.BatchDataset, base(t, 10), batch_size=4)
+    ),
+    "batch_drop": lambda t: (lambda ds: (list(get_savable_loader(ds)), len(ds)))(
+        batch_by(E.BatchDataset, base(t, 10), batch_size=4, drop_last=True)
+    ),
+    "batch_gen": lambda t: batches(batch_by(
+        E.BatchDataset, base(t, 6), batch_size=3,
+        batcher=lambda xs: (yield from [said(xs[0], tx(xs[:1])), said(xs[0], tx(xs[1:]))]),
+    )),
+    "batch_skip": lambda t: list(get_savable_loader(batch_by(
+        E.BatchDataset, base(t, 6), batch_size=3,
+        batcher=lambda xs: skip_if(xs[0].text == "0", tx(xs)),
+    ))),
+    "group": lambda t: grouped(t, None, lambda s: (int(s.text) % 3, 2)),
+    "group_fixed": lambda t: grouped(t, 3, lambda s: (int(s.text) % 2, None), drop_last=True),
+    "mixbatch": mix_of_samples,
+    "mixbatch_batches": mix_of_batches,
+    "packing": lambda t: counted(packs(t, 11, 6, lambda xs: by(2)(None, xs), joined)),
+    "packing_gen": lambda t: sorted(run(packs(
+        t, 11, 6, lambda xs: [xs[:3], xs[3:]],
+        lambda xs: (yield from [said(x, x.text + "p") for x in xs]),
+    ))),
+    "packing_encoder": lambda t: run(packs(
+        t, 6, 3, lambda xs: [xs], joined,
+        sample_encoder=lambda s: skip_if(s.text == "3", said(s, s.text + "e")),
+    )),
+    # Task encoders.
+    "te_encode": lambda t: list(get_loader(encoded(
+        t, 5, 2, encode_sample=plus("e"),
+        encode_batch=lambda self, b: {"t": b.text, "k": b.__key__},
+    ))),
+    "te_batch_override": lambda t: list(get_loader(encoded(t, 5, 2, batch=lambda self, s: tx(s)))),
+    "te_batch_gen": lambda t: run(encoded(t, 5, 2, batch=lambda self, s: (yield from s))),
+    "te_encode_batch_gen": lambda t: batches(encoded(t, 5, 2, encode_batch=lambda self, b: (
+        yield from [b, said(b, [x + "2" for x in b.text])]
+    ))),
+    "te_encode_gen": lambda t: restored_expansions(t, None, 2),
+    "te_encode_gen_batch_restore": lambda t: restored_expansions(
+        t, 4, 3, batch=stateless(lambda self, xs: said(xs[0], tx(xs))),
+        encode_batch=stateless(lambda self, b: b),
+    ),
+    "te_skip_everywhere": skips,
+    "te_preencode": lambda t: batches(
+        encoded(t, 4, 2, preencode_sample=plus("p"), postencode_sample=plus("q"))
+    ),
+    "te_post_only": lambda t: batches(encoded(t, 4, 2, postencode_sample=plus("q"))),
+    "te_pack": lambda t: batches(packed(t, 17, 2, **TRIPLES)),
+    "te_pack_len": lambda t: len(packed(t, 17, 2, **TRIPLES)),
+    "te_pack_state": pack_states,
+    "te_pack_restore_sample": restored_packs,
+    "te_pack_empty_selection": lambda t: run(packed(
+        t, 9, **{**TRIPLES, "select_samples_to_pack": lambda self, xs: []}
+    )),
+    "te_group": lambda t: [batches(encoded(
+        t, 11, batch_group_criterion=lambda self, s: (int(s.text) % 2, 3)
+    ))],
+    "te_group_fixed": resumed_groups,
+    "te_indices_nw": lambda t: sorted(run(encoded(
+        t, 8, 2, settings={"num_workers": 2}, encode_sample=indexed
+    ))),
+    "te_types": own_types,
+    "augment_te": augmented,
+    "pack_workers": packs_of_workers,
+    "pack_post_fail": failing_post,
+    "pack_skip_pack": lambda t: batches(packed(t, 5, None, 3, **SINGLE, pack_selected_samples=(
+        stateless(lambda self, xs: skip_if(xs[0].text == "2", said(xs[0], xs[0].text)))
+    ))),
+    "pack_gen": lambda t: batches(packed(
+        t, 5, None, 3, **ALL, pack_selected_samples=stateless(unpacked)
+    )),
+    "pack_batch": lambda t: batches(packed(
+        t, 9, 2, 4, **FIRST_TWO, pack_selected_samples=JOIN,
+        encode_batch=lambda self, b: said(b, [f"<{text}>" for text in b.text]),
+    )),
+    "group_drop_last": lambda t: batches(encoded(
+        t, 7, settings={"batch_drop_last": True},
+        batch_group_criterion=lambda self, s: (int(s.text) % 2, 2),
+    )),
+    "preencode_gen": lambda t: batches(encoded(
+        t, 3, preencode_sample=lambda self, s: (yield from [s, said(s, s.text + "b")])
+    )),
+    "encode_dict_batch": lambda t: list(get_loader(encoded(t, 4, 2, encode_sample=lambda self, s: {
+        "__key__": s.__key__, "t": s.text, "x": torch.ones(int(s.text) + 1)
+    }))),
+    # Metadatasets, epochs and ranks.
+    "blend_in_val_subflavors": lambda t: [
+        (s.text, s.__subflavors__) for s in of_both(t, 2, 2, subflavors=True)
+    ],
+    "val_batches_mixed": lambda t: tx(of_both(t, 3, 3, 2)),
+    "repeat_false_workers": passes_of_workers,
+    "ranks_train_disjoint": disjoint_ranks,
+    "epochized_two_passes": two_epochs,
+    "nested_split": nested_split,
+    "sources_batch": lambda t: list(next(iter(get_loader(val(texts(t / "d", 4), 2)))).__sources__),
+}  # fmt: skip
 
 
 def result_of(name: str, folder: Path) -> Any:

@@ -24,9 +24,12 @@ def run(code: str, *arguments: str, cwd: Path = REPO) -> str:
 
 def test_names_are_the_same_objects_under_both_names_and_none_is_shadowed():
     out = run("""
+        import sys
         import energon_lite
         energon_lite.as_energon()
+        finders = list(sys.meta_path)
         energon_lite.as_energon()  # a second time is harmless
+        assert sys.meta_path == finders
         import megatron.energon
         import megatron.energon.edataclass, energon_lite.edataclass, energon_lite.as_energon
         from megatron.energon.flavors.webdataset import DefaultDecoderWebdatasetFactory
@@ -117,8 +120,10 @@ TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node", "1"]
 AS = ["-m", "energon_lite.as_energon"]
 
 
-@pytest.mark.parametrize("is_module", [False, True])
-@pytest.mark.parametrize("launcher", [AS, TORCHRUN + AS, AS + TORCHRUN])
+@pytest.mark.parametrize(
+    ("launcher", "is_module"),
+    [(AS, True), (TORCHRUN + AS, False), (AS + TORCHRUN, False), (AS + TORCHRUN, True)],
+)
 def test_a_script_or_module_runs_as_main_with_its_arguments_also_in_spawned_processes(
     tmp_path, is_module, launcher
 ):

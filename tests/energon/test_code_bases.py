@@ -10,7 +10,6 @@ import itertools
 import json
 import pickle
 import re
-import warnings
 from collections import UserDict
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,7 +39,6 @@ from megatron.energon import (
     get_loader,
     get_savable_loader,
     get_train_dataset,
-    get_val_dataset,
     get_val_datasets,
 )
 from megatron.energon.av import AVDecoder
@@ -49,12 +47,14 @@ from megatron.energon.task_encoder.base import stateless
 
 from ..helpers import assert_same
 from .energon_data import (
+    before_and_after,
     caption,
     captions,
     class_of,
     metadataset,
     png,
     prepared,
+    train_set,
     write_shards,
 )
 
@@ -80,65 +80,38 @@ def vqa(folder, num_samples=24):
     return prepared(folder, config, train="parts/data-[01].tar", val="parts/data-2.tar")
 
 
-def cyclic(loader):
-    while True:
-        yield from loader
-
-
 class EnergonDataloader:
     """What Megatron's training loops put around a loader."""
 
     def __init__(self, dataloader):
-        self._dataloader = dataloader
-        self._iter = iter(cyclic(dataloader))
-
-    def __next__(self):
-        return next(self._iter)
+        self.save_state_rank = dataloader.save_state_rank
+        self.restore_state_rank = dataloader.restore_state_rank
+        self._iter = itertools.chain.from_iterable(itertools.repeat(dataloader))
 
     def __iter__(self):
-        return iter(self._iter)
+        return self._iter
 
-    def save_state(self):
-        return self._dataloader.save_state_rank()
+
+def service(samples, **fields):
+    """The service fields of a pack or batch, made by hand."""
+    keys = [s.__key__ for s in samples]
+    return {"__key__": keys, "__restore_key__": [s.__restore_key__ for s in samples], **fields}
 
 
 # ---------------------------------------------------------------- Megatron-LM, multimodal example
 
 
+def of_tokens(base, **fields):
+    """A dataclass of the program's, which names the service fields once more."""
+    own = {"__key__": str, "__restore_key__": tuple, "__subflavor__": dict, "__subflavors__": dict}
+    return dataclass(type("Own", (base,), {"__annotations__": {**own, **fields}}))
+
+
 def multimodal_encoder():
-    @dataclass
-    class ImageTaskSample(Sample):
-        __key__: str
-        __restore_key__: tuple
-        __subflavor__: dict
-        __subflavors__: dict
-        imgs: list
-        num_tiles: list
-        tokens: torch.Tensor
-        total_len: int
-        labels: torch.Tensor = None
-
-    @dataclass
-    class ImageTaskSamplePacked(Sample):
-        __key__: str
-        __restore_key__: tuple
-        __subflavor__: dict
-        __subflavors__: dict
-        tokens: torch.Tensor
-        labels: torch.Tensor
-        imgs: list
-        cu_lengths: torch.Tensor
-
-    @dataclass
-    class ImageTaskBatchPacked(Batch):
-        __key__: list
-        __restore_key__: tuple
-        __subflavor__: dict
-        __subflavors__: list
-        tokens: torch.Tensor
-        labels: torch.Tensor
-        imgs: torch.Tensor
-        cu_lengths: list
+    TENSORS = {"tokens": torch.Tensor, "labels": torch.Tensor, "imgs": list}
+    ImageTaskSample = of_tokens(Sample, **TENSORS, num_tiles=list, total_len=int)
+    ImageTaskSamplePacked = of_tokens(Sample, **TENSORS, cu_lengths=torch.Tensor)
+    ImageTaskBatchPacked = of_tokens(Batch, **TENSORS, cu_lengths=list)
 
     class TaskEncoder(DefaultTaskEncoder[OCRSample, OCRSample, ImageTaskBatchPacked, dict]):
         def __init__(self, packing_seq_length):
@@ -159,16 +132,11 @@ def multimodal_encoder():
         def _encode(self, sample, text):
             tokens = words(text)
             return ImageTaskSample(
-                __key__=sample.__key__,
-                __restore_key__=sample.__restore_key__,
-                __subflavor__=None,
-                __subflavors__=sample.__subflavors__,
-                imgs=[torch.from_numpy(np.asarray(sample.image)).float()],
-                num_tiles=[1],
-                tokens=torch.tensor(tokens),
-                labels=torch.tensor(tokens),
-                total_len=len(tokens),
-            )
+                __key__=sample.__key__, __restore_key__=sample.__restore_key__,
+                __subflavor__=None, __subflavors__=sample.__subflavors__,
+                imgs=[torch.from_numpy(np.asarray(sample.image)).float()], num_tiles=[1],
+                tokens=torch.tensor(tokens), labels=torch.tensor(tokens), total_len=len(tokens),
+            )  # fmt: skip
 
         def select_samples_to_pack(self, samples):
             packs, room = [], 0
@@ -183,32 +151,25 @@ def multimodal_encoder():
         @stateless
         def pack_selected_samples(self, samples):
             ends = np.cumsum([0, *(s.total_len for s in samples)])
+            tokens = torch.cat([s.tokens for s in samples])
             return ImageTaskSamplePacked(
-                __key__=",".join(s.__key__ for s in samples),
-                __restore_key__=(),
-                __subflavor__=None,
-                __subflavors__=samples[0].__subflavors__,
-                tokens=torch.cat([s.tokens for s in samples]),
-                labels=torch.cat([s.labels for s in samples]),
-                imgs=[img for s in samples for img in s.imgs],
+                __key__=",".join(s.__key__ for s in samples), __restore_key__=(),
+                __subflavor__=None, __subflavors__=samples[0].__subflavors__, tokens=tokens,
+                labels=tokens, imgs=[img for s in samples for img in s.imgs],
                 cu_lengths=torch.tensor(ends),
-            )
+            )  # fmt: skip
 
         def batch(self, samples):
             longest = max(len(s.tokens) for s in samples)
             tokens = torch.zeros((len(samples), longest), dtype=torch.int64)
             for i, sample in enumerate(samples):
                 tokens[i, : len(sample.tokens)] = sample.tokens
+            fields = service(samples, __subflavor__=None, __subflavors__=samples[0].__subflavors__)
             return ImageTaskBatchPacked(
-                __key__=[s.__key__ for s in samples],
-                __restore_key__=[s.__restore_key__ for s in samples],
-                __subflavor__=None,
-                __subflavors__=samples[0].__subflavors__,
-                tokens=tokens,
-                labels=tokens,
+                **fields, tokens=tokens, labels=tokens,
                 imgs=torch.stack([img for s in samples for img in s.imgs]),
                 cu_lengths=[getattr(s, "cu_lengths", None) for s in samples],
-            )
+            )  # fmt: skip
 
         def encode_batch(self, batch):
             raw = dataclasses.asdict(batch)
@@ -223,7 +184,7 @@ def print_error_handler(exc: Exception, key: str | None) -> None:
     raise AssertionError("never called")
 
 
-def multimodal_loaders(path, encoder, packing_buffer_size, workers):
+def multimodal_loaders(path, packing_buffer_size, workers):
     worker_config = WorkerConfig(
         rank=0,
         world_size=1,
@@ -232,66 +193,47 @@ def multimodal_loaders(path, encoder, packing_buffer_size, workers):
         worker_debug_path=None,
         worker_log_level=0,
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        common = {
-            "batch_size": 2,
-            "task_encoder": encoder,
-            "worker_config": worker_config,
-            "packing_buffer_size": packing_buffer_size,
-            "handler": print_error_handler,
-            "image_decode": "pil",
-        }
-        train = get_train_dataset(
-            path,
-            virtual_epoch_length=1000,
-            max_samples_per_sequence=100,
-            shuffle_buffer_size=100,
-            **common,
-        )
-        validation = [
-            LimitDataset(
-                RepeatDataset(ds, worker_config=worker_config),
-                length=6,
-                worker_config=worker_config,
-                reset_after_epoch=True,
-            )
-            for ds, _ in get_val_datasets(path, **common)
-        ]
-        return (
-            get_savable_loader(train, worker_config=worker_config),
-            [get_loader(ds, worker_config=worker_config) for ds in validation],
-        )
+    common = {
+        "batch_size": 2,
+        "task_encoder": multimodal_encoder()(30),
+        "worker_config": worker_config,
+        "packing_buffer_size": packing_buffer_size,
+        "handler": print_error_handler,
+        "image_decode": "pil",
+    }
+    shuffling = {"max_samples_per_sequence": 100, "shuffle_buffer_size": 100}
+    train = get_train_dataset(path, virtual_epoch_length=1000, **shuffling, **common)
+    own = {"worker_config": worker_config}
+    validation = [
+        LimitDataset(RepeatDataset(ds, **own), length=6, reset_after_epoch=True, **own)
+        for ds, _ in get_val_datasets(path, **common)
+    ]
+    return get_savable_loader(train, **own), [get_loader(ds, **own) for ds in validation]
 
 
-@pytest.mark.parametrize("is_blend", [False, True])
-@pytest.mark.parametrize(("buffer", "workers"), [(None, 0), (8, 0), (8, 1)])
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    ("buffer", "workers", "is_blend"), [(None, 0, True), (8, 0, False), (8, 1, True)]
+)
 def test_megatron_lm_multimodal(tmp_path, buffer, workers, is_blend):
     path = vqa(tmp_path / "ds")
     if is_blend:  # of two types of samples, one of which is encoded with random numbers
         captions(tmp_path / "captions")
         blend = [{"path": "ds", "weight": 2}, {"path": "captions"}]
         path = metadataset(tmp_path / "blend.yaml", train={"blend": blend}, val={"path": "ds"})
-    encoder = multimodal_encoder()(30)
-    train, validation = multimodal_loaders(path, encoder, buffer, workers)
-    loop = EnergonDataloader(train)
-    batches = [next(loop) for _ in range(5)]
+
+    def make():
+        return EnergonDataloader(multimodal_loaders(path, buffer, workers)[0])
+
+    batches, expected, found = before_and_after(make, 5, 6, tmp_path / "rank000.pt")
     names = {"tokens", "labels", "imgs", "cu_lengths", "__key__", "__restore_key__"}
     assert set(batches[0]) == names | {"__subflavor__", "__sources__"}
     assert all(len(batch["tokens"]) == 2 for batch in batches)
-    torch.save({"dataloader_state_dict": loop.save_state()}, tmp_path / "rank000.pt")
-    expected = [next(loop) for _ in range(6)]
     if buffer:
         assert any("," in key for batch in expected for key in batch["__key__"])
         assert max(ends[-1] for batch in expected for ends in batch["cu_lengths"]) <= 30
-
-    resumed, _ = multimodal_loaders(path, multimodal_encoder()(30), buffer, workers)
-    saved = torch.load(tmp_path / "rank000.pt", map_location="cpu", weights_only=False)
-    resumed.restore_state_rank(saved["dataloader_state_dict"])
-    loop = EnergonDataloader(resumed)
-    assert_same([next(loop) for _ in range(6)], expected)
-
-    (val,) = validation
+    assert_same(found, expected)
+    (val,) = multimodal_loaders(path, buffer, workers)[1]
     passes = [[batch["__key__"] for batch in val] for _ in range(2)]
     assert [len(batches) for batches in passes] == [6, 6]
     assert passes[0] == passes[1]
@@ -308,12 +250,6 @@ class BatchFeature(UserDict):
             return self.data[item]
         except KeyError:
             raise AttributeError(item) from None
-
-    def __getstate__(self):
-        return {"data": self.data}
-
-    def __setstate__(self, state):
-        self.__dict__["data"] = state["data"]
 
 
 def mimo_encoder():
@@ -349,6 +285,7 @@ def mimo_encoder():
     return VLMTaskEncoder
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("as_mapping", [dict, BatchFeature])
 def test_megatron_lm_mimo(tmp_path, as_mapping):
     path = vqa(tmp_path / "ds")
@@ -357,19 +294,8 @@ def test_megatron_lm_mimo(tmp_path, as_mapping):
         return as_mapping({"input_ids": torch.tensor([words(text)]), "pixel_values": images[None]})
 
     worker_config = WorkerConfig.default_worker_config(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        train_loader = get_loader(
-            get_train_dataset(
-                str(path),
-                batch_size=8,
-                shuffle_buffer_size=None,
-                max_samples_per_sequence=None,
-                task_encoder=mimo_encoder()(processor),
-                worker_config=worker_config,
-            ),
-            worker_config=worker_config,
-        )
+    own = {"task_encoder": mimo_encoder()(processor), "worker_config": worker_config}
+    train_loader = get_loader(train_set(str(path), 8, **own), worker_config=worker_config)
     assert len(train_loader) == 2
     for batch in itertools.islice(train_loader, 3):
         assert set(batch) == {"input_ids", "labels", "modality_inputs"}
@@ -452,25 +378,19 @@ def test_megatron_bridge(tmp_path, monkeypatch):
         def encode_sample(self, sample):
             turns = sample.conversation
             turns = json.loads(turns) if isinstance(turns, (str, bytes)) else turns
-            return EncodedSample(
-                __key__=sample.__key__,
-                __subflavors__=sample.__subflavors__,
-                input_ids=torch.tensor(words(turns[0]["value"])),
-                visual_tensors={"pixel_values": torch.stack(sample.imgs)},
-            )
+            ids = torch.tensor(words(turns[0]["value"]))
+            visual = {"pixel_values": torch.stack(sample.imgs)}
+            return EncodedSample(sample.__key__, sample.__subflavors__, ids, visual)
 
         def batch(self, samples):
             keys = [s.__key__ for s in samples]
+            visual = torch.cat([s.visual_tensors["pixel_values"] for s in samples])
             return EncodedBatch(
-                __key__=keys,
-                __restore_key__=(),
-                __keys__=keys,
+                __key__=keys, __restore_key__=(), __keys__=keys,
                 __subflavors__=[s.__subflavors__ for s in samples],
                 input_ids=torch.stack([s.input_ids for s in samples]),
-                visual_tensors={
-                    "pixel_values": torch.cat([s.visual_tensors["pixel_values"] for s in samples])
-                },
-            )
+                visual_tensors={"pixel_values": visual},
+            )  # fmt: skip
 
         def encode_batch(self, batch):
             raw = dataclasses.asdict(batch)
@@ -478,30 +398,19 @@ def test_megatron_bridge(tmp_path, monkeypatch):
                 raw.pop(name, None)
             return raw
 
-    def loader():
+    def make():
+        own = {"task_encoder": TaskEncoder(), "split_part": "train", "shuffle_buffer_size": 100}
         worker_config = WorkerConfig.default_worker_config(0)
-        dataset = get_train_dataset(
-            tmp_path / "ds",
-            batch_size=2,
-            task_encoder=TaskEncoder(),
-            worker_config=worker_config,
-            packing_buffer_size=None,
-            split_part="train",
-            shuffle_buffer_size=100,
-            max_samples_per_sequence=None,
+        return get_savable_loader(
+            train_set(
+                tmp_path / "ds", 2, packing_buffer_size=None, worker_config=worker_config, **own
+            )
         )
-        return get_savable_loader(dataset)
 
-    first = loader()
-    loop = EnergonDataloader(first)
-    batch = next(loop)
+    (batch,), expected, found = before_and_after(lambda: EnergonDataloader(make()), 1, 1)
     assert set(batch) == {"input_ids", "visual_tensors"}
     assert batch["visual_tensors"]["pixel_values"].shape == (4, 3, 8, 12)
-    state = loop.save_state()
-    expected = next(loop)["visual_tensors"]["pixel_values"]
-    resumed = loader()
-    resumed.restore_state_rank(state)
-    assert torch.equal(next(EnergonDataloader(resumed))["visual_tensors"]["pixel_values"], expected)
+    assert_same(found, expected)
 
 
 # -------------------------------------------------------------------------------------------- NeMo
@@ -575,35 +484,23 @@ def nemo_encoder(packed):
     return MultiModalTaskEncoder(words)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("packing_buffer_size", [None, 9])
 def test_nemo(tmp_path, packing_buffer_size):
-    path = vqa(tmp_path / "ds")
+    path = str(vqa(tmp_path / "ds"))
 
-    def loader(split="train"):
+    def make(split="train"):
         worker_config = WorkerConfig.default_worker_config(0)
-        dataset = get_train_dataset(
-            str(path),
-            batch_size=1 if packing_buffer_size else 2,
-            task_encoder=nemo_encoder(packing_buffer_size),
-            worker_config=worker_config,
-            packing_buffer_size=packing_buffer_size,
-            split_part=split,
-            shuffle_buffer_size=100,
-            max_samples_per_sequence=None,
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            return get_savable_loader(dataset, worker_config=worker_config)
+        own = {"packing_buffer_size": packing_buffer_size, "split_part": split}
+        own["task_encoder"] = nemo_encoder(packing_buffer_size)
+        size = 1 if packing_buffer_size else 2
+        dataset = train_set(path, size, worker_config=worker_config, shuffle_buffer_size=100, **own)
+        return get_savable_loader(dataset, worker_config=worker_config)
 
-    first = loader()
-    batches = list(itertools.islice(first, 3))
+    batches, expected, found = before_and_after(make, 3, 5)
     assert set(batches[0]) == {"__keys__", "tokens", "media", "attention_mask"}
-    state = first.save_state_global(global_dst_rank=0)
-    expected = list(itertools.islice(first, 5))
-    resumed = loader()
-    resumed.restore_state_global(state)
-    assert_same(list(itertools.islice(resumed, 5)), expected)
-    assert len(list(itertools.islice(loader("val"), 4))) == 4
+    assert_same(found, expected)
+    assert len(list(itertools.islice(make("val"), 4))) == 4
 
 
 # ------------------------------------------------------- Megatron-LM, its newer multimodal encoder
@@ -679,11 +576,9 @@ def test_megatron_lm_cookers_and_preencoding(tmp_path):
             )
 
         def batch(self, samples):
+            flavors = [s.__subflavors__ for s in samples]
             return BatchedPackedTaskSample(
-                __key__=[s.__key__ for s in samples],
-                __restore_key__=[s.__restore_key__ for s in samples],
-                __subflavors__=[s.__subflavors__ for s in samples],
-                __sources__=(),
+                **service(samples, __subflavors__=flavors, __sources__=()),
                 tokens=torch.cat([s.tokens for s in samples])[None],
                 samples_seen=sum(s.samples_seen for s in samples),
             )
@@ -695,35 +590,15 @@ def test_megatron_lm_cookers_and_preencoding(tmp_path):
                 if not re.fullmatch("__(subflavors|sources|restore_key)__", field.name)
             }
 
-    def loader():
-        worker_config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-        dataset = get_train_dataset(
-            tmp_path / "ds",
-            batch_size=1,
-            task_encoder=MultiModalTaskEncoder(),
-            worker_config=worker_config,
-            packing_buffer_size=8,
-            shuffle_buffer_size=10,
-            max_samples_per_sequence=10,
-        )
+    def make():
+        own = {"task_encoder": MultiModalTaskEncoder(), "packing_buffer_size": 8}
+        buffers = {"shuffle_buffer_size": 10, "max_samples_per_sequence": 10}
+        dataset = train_set(tmp_path / "ds", 1, **own, **buffers)
         return get_savable_loader(
-            MapDataset(dataset, lambda batch: batch, worker_config=worker_config)
+            MapDataset(dataset, lambda batch: batch, worker_config=dataset.worker_config)
         )
 
-    first = loader()
-    batches = list(itertools.islice(first, 3))
+    batches, expected, found = before_and_after(make, 3, 6)
     assert set(batches[0]) == {"__key__", "tokens", "samples_seen"}
     assert batches[0]["samples_seen"] == 4
-    state = first.save_state_rank()
-    expected = [batch["__key__"] for batch in itertools.islice(first, 6)]
-    resumed = loader()
-    resumed.restore_state_rank(state)
-    assert [batch["__key__"] for batch in itertools.islice(resumed, 6)] == expected
-
-
-def test_pictures_of_captions_come_decoded(tmp_path):
-    """The plain data of the examples above."""
-    captions(tmp_path / "ds", 4)
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-    ds = get_val_dataset(tmp_path / "ds", split_part="train", batch_size=None, worker_config=config)
-    assert [tuple(sample.image.shape) for sample in get_loader(ds)] == [(3, 8, 12)] * 4
+    assert_same(found, expected)

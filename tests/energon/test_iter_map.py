@@ -21,7 +21,7 @@ from energon_lite.core.dataset import StreamRun
 from energon_lite.core.errors import StateError
 from energon_lite.core.topology import Stream
 
-from ..helpers import ignore, in_file_order, number_of
+from ..helpers import ignore, in_file_order, number_of, through_json
 
 NUM_TEXTS = 20
 
@@ -46,22 +46,25 @@ def running_sum(samples: Iterator[Any]) -> Iterator[int]:
     yield from itertools.accumulate(map(number_of, samples))
 
 
-def test_function_may_drop_and_expand(texts) -> None:
+def test_function_may_drop_expand_and_hold_items_back(texts) -> None:
     for is_stateless in (True, False):
         dataset = IterMapDataset(in_file_order(texts), expanding, stateless_iter_fn=is_stateless)
         assert list(dataset)[:6] == ["1.0", "2.0", "2.1", "3.0", "3.1", "3.2"]
-
-
-def test_function_may_hold_items_back(texts) -> None:
     found = list(IterMapDataset(in_file_order(texts), backwards_by_four))
     assert found[:8] == [3, 2, 1, 0, 7, 6, 5, 4]
 
 
+def begun(dataset: Any, number: int) -> Any:
+    """A run of one stream that has returned some items."""
+    run = StreamRun(dataset, Stream(0, 1))
+    for _ in range(number):
+        next(run)
+    return run
+
+
 def test_running_again_is_said_once_with_the_number_of_items(texts, caplog) -> None:
     dataset = IterMapDataset(in_file_order(texts), running_sum)
-    run = StreamRun(dataset, Stream(0, 1))
-    for _ in range(5):
-        next(run)
+    run = begun(dataset, 5)
     with caplog.at_level(logging.INFO, logger="energon_lite.extras.energon.iter_map"):
         StreamRun(dataset, Stream(0, 1)).restore(run.snapshot())
     (record,) = caplog.records
@@ -71,8 +74,7 @@ def test_running_again_is_said_once_with_the_number_of_items(texts, caplog) -> N
 
 def test_whole_pass_cannot_be_replayed_by_key(texts) -> None:
     dataset = IterMapDataset(in_file_order(texts), numbers)
-    run = StreamRun(dataset, Stream(0, 1))
-    next(run)
+    run = begun(dataset, 1)
     assert run.key == ("iter_map", 0, ("texts/train", 0, 0, 0))
     assert not dataset.can_restore_sample()
     with pytest.raises(ValueError, match="give stateless_iter_fn=True if"):
@@ -117,20 +119,33 @@ def test_input_at_which_it_skips_or_fails_is_dropped_and_counted(texts, is_state
     ]
 
 
-def test_function_that_fails_before_it_reads_ends_the_run(texts) -> None:
+@pytest.mark.parametrize("is_stateless", [True, False])
+def test_one_item_starts_the_count_of_failures_again(texts, is_stateless) -> None:
+    @stateless(failure_tolerance=2)
+    def odd(samples: Iterator[Any]) -> Iterator[int]:
+        for sample in samples:
+            if number_of(sample) % 2:
+                raise ValueError("odd")
+            yield number_of(sample)
+
+    quiet = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=ignore)
+    dataset = IterMapDataset(
+        in_file_order(texts), odd, stateless_iter_fn=is_stateless, worker_config=quiet
+    )
+    assert list(StreamRun(dataset, Stream(0, 1), max_skip_rate=1)) == [*range(0, 20, 2)]
+
+
+def test_errors_before_it_reads_and_from_below_end_the_run(texts) -> None:
     def broken(samples: Iterator[Any]) -> Iterator[Any]:
         raise ValueError("no model")
 
-    with pytest.raises(FatalSampleError, match=r"failed before it read anything: .*no model"):
-        list(IterMapDataset(in_file_order(texts), broken))
-
-
-def test_error_from_below_is_not_the_functions(texts) -> None:
-    def broken(sample: Any) -> Any:
+    def from_below(sample: Any) -> Any:
         raise FatalSampleError("from below")
 
+    with pytest.raises(FatalSampleError, match=r"failed before it read anything: .*no model"):
+        list(IterMapDataset(in_file_order(texts), broken))
     with pytest.raises(FatalSampleError, match=r"^map: FatalSampleError: from below; stage map"):
-        list(IterMapDataset(MapDataset(in_file_order(texts), broken), numbers))
+        list(IterMapDataset(MapDataset(in_file_order(texts), from_below), numbers))
 
 
 @pytest.mark.parametrize(("function", "is_stateless"), [(numbers, False), (expanding, True)])
@@ -155,15 +170,10 @@ def without_last(sample: Any) -> Any:
 
 
 def test_function_that_yields_less_than_before_is_refused(texts) -> None:
-    run = StreamRun(IterMapDataset(in_file_order(texts), numbers), Stream(0, 1))
-    for _ in range(9):
-        next(run)
-    other = StreamRun(
-        IterMapDataset(in_file_order(texts), lambda samples: itertools.islice(samples, 4)),
-        Stream(0, 1),
-    )
+    run = begun(IterMapDataset(in_file_order(texts), numbers), 9)
+    shorter = IterMapDataset(in_file_order(texts), lambda samples: itertools.islice(samples, 4))
     with pytest.raises(StateError, match="returned 9 items before, and 4 now"):
-        other.restore(run.snapshot())
+        StreamRun(shorter, Stream(0, 1)).restore(run.snapshot())
 
 
 def test_seeded_function_over_a_whole_pass_is_refused(texts) -> None:
@@ -176,26 +186,20 @@ def test_seeded_function_over_a_whole_pass_is_refused(texts) -> None:
         IterMapDataset(in_file_order(texts), seeded)
 
 
-def test_settings_and_kind_are_part_of_the_config(texts) -> None:
-    config = IterMapDataset(in_file_order(texts), numbers, iter_map_fn_config={"a": [1]}).config()
+def test_settings_are_in_the_config_and_a_state_stays_short(texts) -> None:
+    dataset = IterMapDataset(in_file_order(texts), numbers, iter_map_fn_config={"a": [1]})
+    config = dataset.config()
     assert (config["stage"], config["stateless_iter_fn"]) == ("iter_map", False)
     assert config["iter_map_fn_config"] == {"a": [1]}
-
-
-def test_state_of_a_regular_run_stays_short(texts) -> None:
-    run = StreamRun(IterMapDataset(in_file_order(texts), numbers), Stream(0, 1))
-    sizes = []
-    for _ in run:
-        sizes.append(len(json.dumps(run.snapshot().to_json())))
-    assert max(sizes) < 200
+    run = StreamRun(dataset, Stream(0, 1))
+    assert max(len(json.dumps(run.snapshot().to_json())) for _ in run) < 200
 
 
 def test_a_loader_resumes_a_function_over_a_pass(texts) -> None:
     def loader() -> Any:
         return get_savable_loader(IterMapDataset(in_file_order(texts), running_sum))
 
-    first = loader()
+    first, resumed = loader(), loader()
     head = list(itertools.islice(first, 5))
-    resumed = loader()
-    resumed.restore_state_rank(json.loads(json.dumps(first.save_state_rank())))
+    resumed.restore_state_rank(through_json(first.save_state_rank()))
     assert head + list(resumed) == list(loader())

@@ -48,11 +48,8 @@ def collections(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def logging_config(path: Path | None, **settings: Any) -> WorkerConfig:
-    return WorkerConfig(
-        **{"rank": 0, "world_size": 1, "num_workers": 0, **settings},
-        worker_log_level=1,
-        worker_debug_path=None if path is None else str(path),
-    )
+    place = {"rank": 0, "world_size": 1, "num_workers": 0, "worker_log_level": 1, **settings}
+    return WorkerConfig(**place, worker_debug_path=path and str(path))
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -76,6 +73,8 @@ def test_garbage_is_collected_every_few_items(texts, collections) -> None:
     assert len(collections) == 3
     list(GcDataset(in_file_order(texts), every_n_iter=0, freeze=False))
     assert len(collections) == 3
+    with pytest.raises(ValueError, match="every_n_iter=-1 is negative"):
+        GcDataset(in_file_order(texts), every_n_iter=-1)
 
 
 def test_process_is_frozen_at_the_first_item_and_not_after_the_pass(texts, unfrozen) -> None:
@@ -105,40 +104,31 @@ def test_stages_that_change_nothing_leave_no_trace(texts) -> None:
         assert run.snapshot() == plain.snapshot()
 
 
-def test_negative_interval_is_refused(texts) -> None:
-    with pytest.raises(ValueError, match="every_n_iter=-1 is negative"):
-        GcDataset(in_file_order(texts), every_n_iter=-1)
-
-
 def test_each_item_is_a_line(texts, tmp_path) -> None:
     path = tmp_path / "logs" / "log-{worker_id}.jsonl"
     config = logging_config(path, rank=1, world_size=2, num_workers=3)
     batches = BatchDataset(in_file_order(texts, name="a"), 4, keys)
-    run = StreamRun(LogSampleDataset(batches, "train", worker_config=config), Stream(1, 2))
-    assert list(run)
+    dataset = LogSampleDataset(batches, "train", worker_config=config)
+    assert list(StreamRun(dataset, Stream(1, 2)))
     found = lines(tmp_path / "logs" / "log-4.jsonl")
     assert found[1] == {
         "t": "yield_batch", "r": 1, "w": 3, "m": "train", "idx": 3, "stream": 1,
         "keys": ["00009"],
     }  # fmt: skip
     assert len(found) == 2
+    assert len(list(pickle.loads(pickle.dumps(dataset)))) == 3  # while the file is open
 
 
-def test_without_a_level_nothing_is_written(texts, tmp_path, caplog) -> None:
+def test_lines_need_a_level_and_go_to_the_logger_without_a_path(texts, tmp_path, caplog) -> None:
+    path = str(tmp_path / "x")
+    silent = WorkerConfig(rank=0, world_size=1, num_workers=0, worker_debug_path=path)
     with caplog.at_level(logging.INFO):
         list(LogSampleDataset(in_file_order(texts), "train"))
-        config = WorkerConfig(
-            rank=0, world_size=1, num_workers=0, worker_debug_path=str(tmp_path / "x")
-        )
-        list(LogSampleDataset(in_file_order(texts), "train", worker_config=config))
-    assert caplog.records == []
+        list(LogSampleDataset(in_file_order(texts), "train", worker_config=silent))
+        assert caplog.records == []
+        list(LogSampleDataset(in_file_order(texts), "val", worker_config=logging_config(None)))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_without_a_path_lines_go_to_the_logger(texts, caplog) -> None:
-    config = logging_config(None)
-    with caplog.at_level(logging.INFO, logger="energon_lite.core.topology"):
-        list(LogSampleDataset(in_file_order(texts), "val", worker_config=config))
+    assert caplog.records[3].name == "energon_lite.core.topology"
     assert json.loads(caplog.records[3].message)["keys"] == ["00003"]
 
 
@@ -157,14 +147,6 @@ def test_what_is_recreated_on_a_resume_is_not_written_again(texts, tmp_path) -> 
         assert len(lines(path)) == before
         assert list(resumed)
         assert [line["keys"] for line in lines(path)] == [[f"{i:05d}"] for i in range(10)]
-
-
-def test_dataset_can_be_pickled_while_a_file_is_open(texts, tmp_path) -> None:
-    config = logging_config(tmp_path / "log.jsonl")
-    dataset = LogSampleDataset(in_file_order(texts), "train", worker_config=config)
-    run = StreamRun(dataset, Stream(0, 1))
-    next(run)
-    assert len(list(pickle.loads(pickle.dumps(dataset)))) == 10
 
 
 @pytest.mark.processes
@@ -194,17 +176,13 @@ def test_keys_are_found_in_samples_batches_and_lists(item, expected) -> None:
 
 @pytest.mark.parametrize(("level", "modes"), [(0, set()), (1, {"train"}), (2, {"train", "val"})])
 def test_levels_of_the_log_are_those_of_training_and_validation(texts, tmp_path, level, modes):
-    config = WorkerConfig(
-        rank=0, world_size=1, num_workers=0, worker_log_level=level,
-        worker_debug_path=str(tmp_path / "log.jsonl"),
-    )  # fmt: skip
+    path = tmp_path / "log.jsonl"
+    config = logging_config(path, worker_log_level=level)
     settings = {"worker_config": config, "batch_size": 2, "split_part": "train"}
     training = get_train_dataset(texts, shuffle_buffer_size=None, **settings)
     batches = list(itertools.islice(get_savable_loader(training), 2))
     list(get_savable_loader(get_val_dataset(texts, limit=1, **settings)))
-    path = tmp_path / "log.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    assert {line["m"] for line in lines} == modes
-    train = [line["keys"] for line in lines if line["m"] == "train"]
-    assert train == [batch.__key__ for batch in batches][: len(train)]
-    assert len(train) == 2 * (level > 0)
+    found = lines(path) if path.exists() else []
+    assert {line["m"] for line in found} == modes
+    train = [line["keys"] for line in found if line["m"] == "train"]
+    assert train == [batch.__key__ for batch in batches][: 2 * (level > 0)]

@@ -149,31 +149,21 @@ def test_ids_do_not_depend_on_the_folder_of_the_root_metadataset(folder: Path) -
             assert ids(source) == [
                 "mine/train", "../other/train", "sets/coco/train", "coco/train",
             ]  # fmt: skip
+    other = str(folder.parent / "other" / "inner.yaml")
+    write(other, train={"concat": [{"path": "../sets/coco"}, {"path": f"{folder}/mine"}]})
+    assert ids(write("demo.yaml", train={"path": other})) == ["sets/coco/train", "mine/train"]
 
 
-def test_sources_of_a_file_with_an_absolute_path_have_short_ids(folder: Path) -> None:
-    other = folder.parent / "other"
-    nodes = [{"path": "../sets/coco"}, {"path": f"{folder}/mine"}]
-    write(str(other / "inner.yaml"), train={"concat": nodes})
-    source = write("demo.yaml", train={"path": str(other / "inner.yaml")})
-    assert ids(source) == ["sets/coco/train", "mine/train"]
-
-
-def test_relative_paths_of_a_dict_start_in_the_current_folder(folder: Path) -> None:
-    leaf = only_leaf(inline({"path": Path("sets") / "coco"}))
-    assert (leaf.path, leaf.source_id) == (folder / "sets" / "coco", "sets/coco/train")
-    assert str(leaf.place) == "<dict>, splits.train"
-
-
-def test_links_are_not_followed(folder: Path) -> None:
+def test_paths_of_a_dict_start_in_the_current_folder_without_links(folder: Path) -> None:
     (folder / "real" / "deep").mkdir(parents=True)
     (folder / "link").symlink_to(folder / "real" / "deep")
-    assert only_leaf(inline({"path": "link/../coco"})).path == folder / "coco"
-
-
-def test_file_scheme_is_a_local_path(folder: Path) -> None:
-    assert only_leaf(inline({"path": "file://sub/a"})).path == folder / "sub" / "a"
-    assert only_leaf(inline({"path": "file:///sub/a"})).path == Path("/sub/a")
+    leaf = only_leaf(inline({"path": Path("sets") / "coco"}))
+    assert (str(leaf.place), leaf.source_id) == ("<dict>, splits.train", "sets/coco/train")
+    for written, path in (
+        (Path("sets") / "coco", folder / "sets/coco"), ("link/../coco", folder / "coco"),
+        ("file://sub/a", folder / "sub/a"), ("file:///sub/a", Path("/sub/a")),
+    ):  # fmt: skip
+        assert only_leaf(inline({"path": written})).path == path
 
 
 BY_TOKENS = "a blend by tokens is exact: 'unit: tokens' cannot be 'blend_mode: random'"
@@ -345,10 +335,7 @@ def test_entries_of_weight_0_are_removed_and_never_looked_up() -> None:
     node = read_metadataset(inline(epochized), "train")
     assert isinstance(node, BlendEpochized)
     assert len(node.members) == 1
-
-
-def test_zero_loss_weight_is_not_off() -> None:
-    assert only_leaf(inline({"path": "a", "loss_weight": 0})).loss_weight == 0.0
+    assert only_leaf(inline({"path": "a", "loss_weight": 0})).loss_weight == 0.0  # not off
 
 
 # Blends of both kinds.
@@ -404,70 +391,72 @@ def test_a_folder_with_the_suffix_of_a_file_is_a_dataset(folder: Path) -> None:
     assert not is_metadataset("odd.yaml")
 
 
-def test_configs_are_refused_for_a_metadataset_and_kept_for_a_dataset() -> None:
-    write("inner.yaml", train={"path": "a"})
+def test_configs_are_kept_for_a_dataset() -> None:
     leaf = only_leaf(inline({"path": "a", "dataset_config": "d.yaml", "split_config": "s.yaml"}))
     assert (leaf.dataset_config, leaf.split_config) == ("d.yaml", "s.yaml")
-    for key in ("dataset_config", "split_config"):
-        source = write("outer.yaml", train={"path": "inner.yaml", key: "x.yaml"})
-        with pytest.raises(DatasetFormatError) as caught:
-            read_metadataset(source, "train")
-        assert str(caught.value) == (
-            f"outer.yaml:6, splits.train.{key}: {key!r} is for dataset folders, and inner.yaml is "
-            "a metadataset; set it beside the paths of the folders in there"
-        )
 
 
-def test_missing_metadatasets_are_named_with_who_names_them(folder: Path) -> None:
+THERE = "Splits there: train, val. Ask for one of them with split_part"
+CONFIG = (
+    "is for dataset folders, and inner.yaml is a metadataset; set it beside the paths of the "
+    "folders in there"
+)
+A, NAMED = {"path": "a"}, "sub/inner.yaml is named at outer.yaml:5, splits.train.path"
+OUTER = {"path": "sub/inner.yaml"}
+# The files, the last of which is read, as (name, split, node), the split, and the message.
+FILES: dict[str, tuple[list[tuple[str, str, Any]], str, str, list[str]]] = {
+    **{f"a {key}": (
+        [("inner.yaml", "train", A), ("outer.yaml", "train", {"path": "inner.yaml", key: "x"})],
+        "train", f"outer.yaml:6, splits.train.{key}: {key!r} {CONFIG}", [],
+    ) for key in ("dataset_config", "split_config")},
+    "nothing at the path": (
+        [("sub/inner.yaml", "train", {"concat": [{"path": "gone.yaml"}]}),
+         ("outer.yaml", "train", OUTER)], "train",
+        "sub/inner.yaml:6, splits.train.concat[0].path: there is no metadataset FOLDER/sub/"
+        "gone.yaml; check the path, which is relative to the folder of the file that names it",
+        [NAMED],
+    ),
+    "a mistake in a nested file": (
+        [("sub/inner.yaml", "train", {"paht": "a"}), ("outer.yaml", "train", OUTER)], "train",
+        "sub/inner.yaml:5, splits.train: unknown key 'paht'. Did you mean 'path'?", [NAMED],
+    ),
+    "a split that is not there": (
+        [("sub/inner.yaml", "train val", A)], "trian",
+        f"sub/inner.yaml: no split 'trian'. Did you mean 'train'? {THERE}", [],
+    ),
+    "a split that a nested file has not": (
+        [("sub/inner.yaml", "train val", A), ("outer.yaml", "test", OUTER)], "test",
+        f"outer.yaml:5, splits.test.path: sub/inner.yaml has no split 'test'. {THERE}", [],
+    ),
+    "a circle": (
+        [("sub/b.yaml", "train", {"path": "../c.yaml"}),
+         ("c.yaml", "train", {"blend": [{"path": "sub/b.yaml"}]}),
+         ("a.yaml", "train", {"path": "sub/b.yaml"})], "train",
+        "c.yaml:6, splits.train.blend[0].path: metadatasets name each other in a circle: "
+        "sub/b.yaml -> c.yaml -> sub/b.yaml",
+        ["c.yaml is named at sub/b.yaml:5, splits.train.path",
+         "sub/b.yaml is named at a.yaml:5, splits.train.path"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_mistakes_across_files_name_the_place_and_what_names_it(folder: Path, name: str) -> None:
+    files, split, message, notes = FILES[name]
+    for path, splits, node in files:
+        write(path, **dict.fromkeys(splits.split(), node))
+    with pytest.raises((DatasetFormatError, FileNotFoundError)) as caught:
+        read_metadataset(files[-1][0], split)
+    found = str(caught.value).replace(str(folder), "FOLDER")
+    assert found.partition(" Allowed here")[0] == message
+    assert getattr(caught.value, "__notes__", []) == notes
+
+
+def test_missing_roots_and_circles_by_links_are_refused(folder: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"metadataset nope\.yaml does not exist"):
         read_metadataset("nope.yaml", "train")
     with pytest.raises(FileNotFoundError, match="is a folder, not a metadataset file"):
         read_metadataset(folder, "train")
-    write("sub/inner.yaml", train={"concat": [{"path": "gone.yaml"}]})
-    write("outer.yaml", train={"path": "sub/inner.yaml"})
-    with pytest.raises(FileNotFoundError) as caught:
-        read_metadataset("outer.yaml", "train")
-    assert str(caught.value) == (
-        f"sub/inner.yaml:6, splits.train.concat[0].path: there is no metadataset {folder}/sub/"
-        "gone.yaml; check the path, which is relative to the folder of the file that names it"
-    )
-    assert caught.value.__notes__ == ["sub/inner.yaml is named at outer.yaml:5, splits.train.path"]
-
-
-def test_mistake_in_a_nested_file_reports_what_names_it() -> None:
-    write("sub/inner.yaml", train={"paht": "a"})
-    with pytest.raises(DatasetFormatError, match=r"^sub/inner\.yaml:5, splits\.train: ") as caught:
-        read_metadataset(write("outer.yaml", train={"path": "sub/inner.yaml"}), "train")
-    assert caught.value.__notes__ == ["sub/inner.yaml is named at outer.yaml:5, splits.train.path"]
-
-
-def test_missing_split_lists_those_that_exist() -> None:
-    write("sub/inner.yaml", train={"path": "a"}, val={"path": "a"})
-    with pytest.raises(DatasetFormatError) as caught:
-        read_metadataset("sub/inner.yaml", "trian")
-    assert str(caught.value) == (
-        "sub/inner.yaml: no split 'trian'. Did you mean 'train'? Splits there: train, val. Ask for "
-        "one of them with split_part"
-    )
-    outer = write("outer.yaml", test={"path": "sub/inner.yaml"})
-    with pytest.raises(DatasetFormatError) as caught:
-        read_metadataset(outer, "test")
-    assert str(caught.value) == (
-        "outer.yaml:5, splits.test.path: sub/inner.yaml has no split 'test'. Splits there: train, "
-        "val. Ask for one of them with split_part"
-    )
-
-
-def test_files_that_name_each_other_are_refused_with_the_chain(folder: Path) -> None:
-    write("a.yaml", train={"path": "sub/b.yaml"})
-    write("sub/b.yaml", train={"path": "../c.yaml"})
-    write("c.yaml", train={"blend": [{"path": "sub/b.yaml"}]})
-    with pytest.raises(DatasetFormatError) as caught:
-        read_metadataset("a.yaml", "train")
-    assert str(caught.value) == (
-        "c.yaml:6, splits.train.blend[0].path: metadatasets name each other in a circle: "
-        "sub/b.yaml -> c.yaml -> sub/b.yaml"
-    )
     write("self.yaml", train={"path": "link/self.yaml"})
     (folder / "link").symlink_to(folder)
     with pytest.raises(DatasetFormatError, match=r"circle: self\.yaml -> link/self\.yaml$"):
@@ -484,12 +473,9 @@ def test_one_file_may_be_named_twice() -> None:
 
 
 def test_metadatasets_are_recognised_by_form(folder: Path) -> None:
-    assert is_metadataset(write("a.yaml", train={"path": "a"}))
-    assert is_metadataset("later.yml")
-    assert is_metadataset(folder / "a.yaml")
-    assert is_metadataset({})
-    assert not is_metadataset(folder)
-    assert not is_metadataset("a.jsonl")
+    here = (write("a.yaml", train={"path": "a"}), "later.yml", folder / "a.yaml", {})
+    assert all(map(is_metadataset, here))
+    assert not any(map(is_metadataset, (folder, "a.jsonl")))
 
 
 def test_split_names_come_in_the_order_of_the_file() -> None:

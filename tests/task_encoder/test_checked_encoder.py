@@ -62,58 +62,41 @@ def test_no_helper_of_real_task_encoders_is_taken_for_a_misspelt_hook() -> None:
         checked_encoder(encoder_with(encode_sample=method, encode_samples=method))
 
 
-def test_class_in_place_of_an_instance_is_an_error(texts) -> None:
-    wrong: list[tuple[Any, str]] = [
-        (DefaultTaskEncoder, r"is a class; pass an instance: DefaultTaskEncoder\(\)"),
-        (method, "is no task encoder"),
-        ("DefaultTaskEncoder", "is no task encoder"),
-    ]
-    for encoder, text in wrong:
-        with pytest.raises(TypeError, match=text):
-            get_train_dataset(
-                texts, batch_size=2, shuffle_buffer_size=None, worker_config=CONFIG,
-                task_encoder=encoder,
-            )  # fmt: skip
+INT = "must be a whole number"
+NO_CONFIG = r"is no WorkerConfig; pass WorkerConfig\(rank="
+# Settings of `get_train_dataset`, the error and its words.
+REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"batch_size": "4"}, TypeError, f"batch_size='4' {INT}.*quotes"),
+    ({"batch_size": 2.0}, TypeError, rf"batch_size=2\.0 {INT}"),
+    ({"batch_size": True}, TypeError, f"batch_size=True {INT}"),
+    ({"batch_size": 0}, ValueError, "batch_size=0 must be at least 1, or None"),
+    ({"batch_size": -1}, ValueError, "batch_size=-1 must be at least 1"),
+    ({"packing_buffer_size": 0}, ValueError, "packing_buffer_size=0 must be at least 1"),
+    ({"packing_buffer_size": "8"}, TypeError, "packing_buffer_size='8'"),
+    ({"shuffle_buffer_size": -2}, ValueError, "shuffle_buffer_size=-2 must be at least 0"),
+    ({"shuffle_buffer_size": 1e3}, TypeError, r"shuffle_buffer_size=1000\.0"),
+    ({"max_samples_per_sequence": 0}, ValueError, "max_samples_per_sequence=0"),
+    ({"virtual_epoch_length": "10"}, TypeError, "virtual_epoch_length='10'"),
+    ({"virtual_epoch_length": -1}, ValueError, "virtual_epoch_length=-1 must be at least 0"),
+    ({"packing_buffer_size": 5}, ValueError, "packing_buffer_size=5, but"),
+    ({"shuffle_over_epochs_multiplier": 0}, ValueError, "multiplier=0"),
+    *(({"worker_config": config}, TypeError, NO_CONFIG) for config in (
+        4, WorkerConfig, WorkerConfig.default_worker_config)),
+    ({"task_encoder": DefaultTaskEncoder}, TypeError,
+     r"is a class; pass an instance: DefaultTaskEncoder\(\)"),
+    ({"task_encoder": method}, TypeError, "is no task encoder"),
+    ({"task_encoder": "DefaultTaskEncoder"}, TypeError, "is no task encoder"),
+    *(({"task_encoder": encoder_with(**{name: method})}, TypeError,
+       f"Mine has {name}, which is not called") for name in ("_load_dataset", "cache")),
+    ({"limit": "3"}, TypeError, "limit="),  # of validation
+    ({"limit": -1}, ValueError, "limit="),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["_load_dataset", "cache"])
-def test_override_that_nothing_would_call_is_refused(name) -> None:
-    with pytest.raises(TypeError, match=f"Mine has {name}, which is not called"):
-        checked_encoder(encoder_with(**{name: method}))
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "text"),
-    [
-        ({"batch_size": "4"}, TypeError, "batch_size='4' must be a whole number.*quotes"),
-        ({"batch_size": 2.0}, TypeError, r"batch_size=2\.0 must be a whole number"),
-        ({"batch_size": True}, TypeError, "batch_size=True must be a whole number"),
-        ({"batch_size": 0}, ValueError, "batch_size=0 must be at least 1, or None"),
-        ({"batch_size": -1}, ValueError, "batch_size=-1 must be at least 1"),
-        ({"packing_buffer_size": 0}, ValueError, "packing_buffer_size=0 must be at least 1"),
-        ({"packing_buffer_size": "8"}, TypeError, "packing_buffer_size='8'"),
-        ({"shuffle_buffer_size": -2}, ValueError, "shuffle_buffer_size=-2 must be at least 0"),
-        ({"shuffle_buffer_size": 1e3}, TypeError, r"shuffle_buffer_size=1000\.0"),
-        ({"max_samples_per_sequence": 0}, ValueError, "max_samples_per_sequence=0"),
-        ({"virtual_epoch_length": "10"}, TypeError, "virtual_epoch_length='10'"),
-        ({"virtual_epoch_length": -1}, ValueError, "virtual_epoch_length=-1 must be at least 0"),
-        ({"packing_buffer_size": 5}, ValueError, "packing_buffer_size=5, but"),
-        ({"shuffle_over_epochs_multiplier": 0}, ValueError, "multiplier=0"),
-    ],
-)
-def test_sizes_that_cannot_be_are_named(texts, settings, error, text) -> None:
-    settings = {"batch_size": 2, "shuffle_buffer_size": 5, **settings}
-    with pytest.raises(error, match=text):
-        get_train_dataset(texts, worker_config=CONFIG, **settings)
-
-
-@pytest.mark.parametrize("config", [4, WorkerConfig, WorkerConfig.default_worker_config])
-def test_object_that_is_no_worker_config_is_an_error(texts, config) -> None:
-    with pytest.raises(TypeError, match=r"is no WorkerConfig; pass WorkerConfig\(rank="):
-        get_train_dataset(texts, worker_config=config, batch_size=2, shuffle_buffer_size=None)
-
-
-@pytest.mark.parametrize(("limit", "error"), [("3", TypeError), (-1, ValueError)])
-def test_limit_of_validation_is_checked_too(texts, limit, error) -> None:
-    with pytest.raises(error, match="limit="):
-        get_val_dataset(texts, split_part="train", batch_size=2, limit=limit, worker_config=CONFIG)
+@pytest.mark.parametrize(("settings", "error", "words"), REFUSED)
+def test_settings_that_cannot_be_are_named(texts, settings, error, words) -> None:
+    get, own = get_train_dataset, {"shuffle_buffer_size": 5}
+    if "limit" in settings:
+        get, own = get_val_dataset, {"split_part": "train"}
+    with pytest.raises(error, match=words):
+        get(texts, **{"batch_size": 2, "worker_config": CONFIG, **own, **settings})

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite import (
@@ -43,8 +43,8 @@ from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.stages.map import MapCursor
 from energon_lite.task_encoder.base import AugmentTaskEncoder
 
-from ..conftest import write_tar
-from ..helpers import prepared, take_singly, text_set
+from ..conftest import examples, write_tar
+from ..helpers import metadataset, prepared, take_singly, text_set
 
 # The bytes of the text of a sample, and whether it has a second part; some cannot be decoded.
 TEXTS = st.sampled_from([b"", b"abc", "zwölf".encode(), b"\xff\xfe", b"x" * 900])
@@ -184,6 +184,13 @@ def written(folder: Path, name: str, samples: list[Any]) -> Path:
     return prepared(root, "TextSample", {"text": "txt"})
 
 
+def test_batch_type_is_also_that_of_raw_batches_unless_there_is_one() -> None:
+    sample = TextSample(__key__="k", __restore_key__=("a", 0), text="t")
+    assert type(DefaultTaskEncoder(batch_type=OwnBatch).batch([sample])) is OwnBatch
+    both = DefaultTaskEncoder(batch_type=dict, raw_batch_type=OwnBatch)
+    assert type(both.batch([sample])) is OwnBatch
+
+
 @given(
     sets=st.lists(SAMPLES, min_size=1, max_size=3),
     encoder=st.sampled_from(ENCODERS),
@@ -192,25 +199,18 @@ def written(folder: Path, name: str, samples: list[Any]) -> Path:
     is_training=st.booleans(),
     drop_last=st.booleans(),
 )
-@settings(max_examples=25, deadline=None)
 def test_batches_of_columns_are_those_of_samples(
     sets, encoder, size, num_streams, is_training, drop_last
 ) -> None:
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        entries = ""
+        leaves = []
         for name, samples in zip("abc", sets, strict=False):
             written(folder, name, [*samples, (b"well", False)])
-            entries += (
-                f"    - {{path: {name}, loss_weight: {len(samples)}, subflavors: {{n: 1}}}}\n"
-            )
-        path = folder / "blend.yaml"
-        path.write_text(
-            "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n"
-            f"  train:\n    blend:\n{entries}  val:\n    concat:\n{entries}".replace(
-                "{path", "{split_part: train, path"
-            )
-        )
+            own = {"loss_weight": len(samples), "subflavors": {"n": 1}, "split_part": "train"}
+            leaves.append({"path": str(folder / name), **own})
+        blend = metadataset({})
+        blend["splits"] = {"train": {"blend": leaves}, "val": {"concat": leaves}}
         config = WorkerConfig(
             rank=0, world_size=1, num_workers=0, num_streams=num_streams,
             global_error_handler=lambda *seen: errors.append(repr(seen)),
@@ -220,9 +220,9 @@ def test_batches_of_columns_are_those_of_samples(
         def dataset() -> Any:
             common: dict[str, Any] = {"worker_config": config, "task_encoder": encoder()}
             if not is_training:
-                return get_val_dataset(path, batch_size=size, **common)
+                return get_val_dataset(blend, batch_size=size, **common)
             return get_train_dataset(
-                path, batch_size=size, batch_drop_last=drop_last, shuffle_buffer_size=5,
+                blend, batch_size=size, batch_drop_last=drop_last, shuffle_buffer_size=5,
                 max_samples_per_sequence=7, **common,
             )  # fmt: skip
 
@@ -256,7 +256,7 @@ def test_each_batch_is_resumed_and_restored(tmp_path) -> None:
     root = text_set(tmp_path / "a", 50)
     loader = get_savable_loader(texts(root))
     states, batches = [], []
-    for batch in islice(loader, 20):
+    for batch in islice(loader, 12):
         batches.append(plain(batch))
         assert plain(loader.restore_sample(batch.__restore_key__)) == plain(batch)
         states.append(json.loads(json.dumps(loader.save_state_rank())))
@@ -276,6 +276,7 @@ def test_failing_default_batch_names_its_samples(tmp_path, caplog) -> None:
     assert "shard-001.tar" in caplog.text
 
 
+@examples(10)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 4)), max_size=6))
 def test_joined_parts_have_the_samples_of_all(parts) -> None:
     number, made = 0, []

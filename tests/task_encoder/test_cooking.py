@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from energon_lite.core.cache_pool import CachePool
 from energon_lite.core.samples import CrudeSample, SourceInfo, TextSample
 from energon_lite.task_encoder.cooking import (
     Cooker,
@@ -56,22 +55,15 @@ def test_missing_cookers_are_reported_with_the_dataset_and_its_subflavors() -> N
         find_cooker([Cooker(cook, {"a": 2})], {"a": 1}, "set")
 
 
-def test_function_that_needs_a_cache_is_marked() -> None:
-    @cooker(need_cache=True)
-    def with_cache(sample: CrudeSample, cache: CachePool) -> None: ...
+@pytest.mark.parametrize("name", ["cache", "primary"])
+def test_function_that_needs_a_cache_or_the_store_of_its_dataset_is_marked(name: str) -> None:
+    @cooker(**{f"need_{name}": True})
+    def marked(sample: CrudeSample, **stores: Any) -> None: ...
 
-    assert get_cooker_need_cache(with_cache)
-    assert Cooker(with_cache).need_cache
-    assert not Cooker(cook).need_cache
-
-
-def test_function_that_needs_the_store_of_its_dataset_is_marked() -> None:
-    @cooker(need_primary=True)
-    def with_primary(sample: CrudeSample, **stores: Any) -> None: ...
-
-    assert get_cooker_need_primary(with_primary)
-    assert Cooker(with_primary).need_primary
-    assert not Cooker(cook).need_primary
+    for function, needs in ((marked, True), (cook, False)):
+        found = (get_cooker_need_cache(function), get_cooker_need_primary(function))
+        assert found == (needs and name == "cache", needs and name == "primary")
+        assert found == (Cooker(function).need_cache, Cooker(function).need_primary)
 
 
 def test_decorator_does_not_change_other_functions() -> None:
@@ -80,14 +72,9 @@ def test_decorator_does_not_change_other_functions() -> None:
 
 def test_basic_sample_keys_are_the_service_fields_that_are_there() -> None:
     crude = CrudeSample(
-        __key__="k",
-        __shard__="a.tar",
-        __restore_key__=("Webdataset", 0),
-        __subflavors__=None,
-        __sources__=(SOURCE,),
-        __loss_weight__=0.5,
-        txt="t",
-    )
+        __key__="k", __shard__="a.tar", __restore_key__=("Webdataset", 0), __subflavors__=None,
+        __sources__=(SOURCE,), __loss_weight__=0.5, txt="t",
+    )  # fmt: skip
     sample = cook(crude)
     assert sample.__loss_weight__ == 0.5
     assert sample.__sources__ == (SOURCE,)

@@ -31,8 +31,7 @@ from energon_lite import (
     stateless,
 )
 
-from ..conftest import write_tar
-from ..helpers import assert_same, ignore, keys_of, number_of, prepared, text_set, through_json
+from ..helpers import assert_same, crude_set, ignore, keys_of, number_of, through_json
 
 
 def loader_of(path: Path, encoder: Any, *, seed: int = 0, streams: int = 1, **settings: Any) -> Any:
@@ -46,7 +45,7 @@ def loader_of(path: Path, encoder: Any, *, seed: int = 0, streams: int = 1, **se
     return get_savable_loader(dataset, **loader)
 
 
-def encoder_with(**hooks: Callable[..., Any]) -> Any:
+def encoder_with(**hooks: Any) -> Any:
     """A task encoder of a few hooks."""
     return type("Encoder", (DefaultTaskEncoder,), hooks)()
 
@@ -57,6 +56,24 @@ def first(loader: Any, number: int) -> list[Any]:
     return found
 
 
+def first_of(path: Path, number: int = 1, *, loader: Any = (), **hooks: Any) -> list[Any]:
+    """The first items under an encoder of a few hooks."""
+    return first(loader_of(path, encoder_with(**hooks), **dict(loader)), number)
+
+
+def raising(error: Any, calls: list[Any]) -> Callable[..., Any]:
+    """A hook that always fails, and notes the samples that it got."""
+
+    def encode_sample(self: Any, sample: Any) -> Any:
+        calls.append(sample.__key__)
+        raise error
+
+    return encode_sample
+
+
+IN_ORDER = {"shuffle_over_epochs_multiplier": None, "shuffle_buffer_size": 0}
+
+
 # ------------------------------------------------------------------------- failures and their limit
 
 
@@ -65,49 +82,36 @@ def first(loader: Any, number: int) -> list[Any]:
 def test_failure_tolerance_is_honoured_with_and_without_restore_seeds(
     texts, restore_seeds, tolerance
 ) -> None:
-    calls = []
-
-    @stateless(restore_seeds=restore_seeds, failure_tolerance=tolerance)
-    def encode_sample(self: Any, sample: Any) -> Any:
-        calls.append(sample.__key__)
-        raise ValueError("never works")
-
+    calls: list[str] = []
+    marked = stateless(restore_seeds=restore_seeds, failure_tolerance=tolerance)
+    hook = marked(raising(ValueError("never works"), calls))
     with pytest.raises(FatalSampleError) as caught:
-        next(iter(loader_of(texts, encoder_with(encode_sample=encode_sample))))
+        first_of(texts, encode_sample=hook)
     assert len(calls) == tolerance
-    text = str(caught.value)
-    assert f"failed {tolerance} times in a row" in text
-    assert f"failure_tolerance={tolerance}" in text
-    assert "never works" in text
-    assert "test_hooks.py" in text
-    assert calls[-1] in text
+    words = (f"failed {tolerance} times in a row", f"failure_tolerance={tolerance}", calls[-1])
+    for word in (*words, "never works", "test_hooks.py"):
+        assert word in str(caught.value)
 
 
-def test_default_failure_tolerance_is_100_and_the_class_may_set_another(texts) -> None:
-    calls = []
-
-    def encode_sample(self: Any, sample: Any) -> Any:
-        calls.append(1)
-        raise ValueError("never works")
-
-    for expected, more in ((100, {}), (5, {"__default_failure_tolerance__": 5})):
-        calls.clear()
-        encoder = encoder_with(encode_sample=encode_sample, **more)
-        with pytest.raises(FatalSampleError, match=f"failed {expected} times in a row"):
-            next(iter(loader_of(texts, encoder)))
-        assert len(calls) == expected
+@pytest.mark.parametrize(
+    ("expected", "more"), [(100, {}), (5, {"__default_failure_tolerance__": 5})]
+)
+def test_default_failure_tolerance_is_100_and_the_class_may_set_another(
+    texts, expected, more
+) -> None:
+    calls: list[str] = []
+    with pytest.raises(FatalSampleError, match=f"failed {expected} times in a row"):
+        first_of(texts, encode_sample=raising(ValueError("never works"), calls), **more)
+    assert len(calls) == expected
 
 
-def test_failure_tolerance_of_a_cooker_is_honoured(tmp_path) -> None:
-    folder = prepared(_crude(tmp_path), "CrudeWebdataset")
-
+def test_failure_tolerance_of_a_cooker_is_honoured(crude) -> None:
     @stateless(failure_tolerance=3)
     def cook(sample: Any) -> Any:
         raise ValueError("raw")
 
-    encoder = encoder_with(cookers=[Cooker(cook)])
     with pytest.raises(FatalSampleError, match="failed 3 times in a row"):
-        next(iter(loader_of(folder, encoder)))
+        first_of(crude, cookers=[Cooker(cook)])
 
 
 def test_one_success_starts_the_count_of_failures_again(texts) -> None:
@@ -117,23 +121,18 @@ def test_one_success_starts_the_count_of_failures_again(texts) -> None:
             raise ValueError("odd")
         return sample
 
-    encoder = encoder_with(encode_sample=encode_sample)
-    settings = {"shuffle_over_epochs_multiplier": None, "shuffle_buffer_size": 0}
-    loader = loader_of(texts, encoder, max_skip_rate=1, **settings)
+    loader = loader_of(
+        texts, encoder_with(encode_sample=encode_sample), max_skip_rate=1, **IN_ORDER
+    )
     assert [number_of(s) for s in first(loader, 60)] == [*range(0, 40, 2)] * 3
     assert loader.num_skipped == {"texts/train": 59}
 
 
 def test_tolerance_0_on_an_always_failing_hook_ends_by_the_rate_of_skips(texts) -> None:
-    calls = []
-
-    @stateless(failure_tolerance=0)
-    def encode_sample(self: Any, sample: Any) -> Any:
-        calls.append(1)
-        raise ValueError("never works")
-
+    calls: list[str] = []
+    hook = stateless(failure_tolerance=0)(raising(ValueError("never works"), calls))
     with pytest.raises(FatalSampleError, match=r"more than max_skip_rate=0\.01") as caught:
-        next(iter(loader_of(texts, encoder_with(encode_sample=encode_sample))))
+        first_of(texts, encode_sample=hook)
     assert 100 < len(calls) < 110
     for part in ("stream 0", "texts/train", "encode_sample", "never works", "Repair"):
         assert part in str(caught.value)
@@ -148,7 +147,7 @@ def test_skip_sample_is_no_failure_and_does_not_end_a_row_of_them(texts) -> None
         raise SkipSample if next(order) == "s" else ValueError("bad")
 
     with pytest.raises(FatalSampleError, match="failed 3 times in a row"):
-        next(iter(loader_of(texts, encoder_with(encode_sample=encode_sample))))
+        first_of(texts, encode_sample=encode_sample)
     assert next(order, None) is None
 
 
@@ -160,16 +159,12 @@ def test_many_skips_on_purpose_are_no_failures(texts) -> None:
         return sample
 
     loader = loader_of(texts, encoder_with(encode_sample=encode_sample))
-    assert keys_of_samples(first(loader, 20)) == ["00007"] * 20
+    assert [sample.__key__ for sample in first(loader, 20)] == ["00007"] * 20
     assert loader.num_skipped["texts/train"] >= 19 * 39
 
 
-def keys_of_samples(samples: list[Any]) -> list[str]:
-    return [sample.__key__ for sample in samples]
-
-
 def test_endless_skipping_on_purpose_is_logged(texts, caplog) -> None:
-    calls = []
+    calls: list[int] = []
 
     def encode_sample(self: Any, sample: Any) -> Any:
         calls.append(1)
@@ -177,7 +172,7 @@ def test_endless_skipping_on_purpose_is_logged(texts, caplog) -> None:
             return sample
         raise SkipSample
 
-    first(loader_of(texts, encoder_with(encode_sample=encode_sample)), 1)
+    first_of(texts, encode_sample=encode_sample)
     assert "skipped 10000 samples in a row on purpose" in caplog.text
 
 
@@ -186,14 +181,9 @@ def test_endless_skipping_on_purpose_is_logged(texts, caplog) -> None:
     [NameError, ImportError, MemoryError, RecursionError, SyntaxError, SystemError, StopIteration],
 )
 def test_errors_that_mean_wrong_code_end_the_run_at_once(texts, error) -> None:
-    calls = []
-
-    def encode_sample(self: Any, sample: Any) -> Any:
-        calls.append(1)
-        raise error("of the code")
-
+    calls: list[str] = []
     with pytest.raises(FatalSampleError, match="of the code") as caught:
-        next(iter(loader_of(texts, encoder_with(encode_sample=encode_sample))))
+        first_of(texts, encode_sample=raising(error("of the code"), calls))
     assert len(calls) == 1
     assert isinstance(caught.value.__cause__, error)
 
@@ -201,18 +191,14 @@ def test_errors_that_mean_wrong_code_end_the_run_at_once(texts, error) -> None:
 def test_error_handler_gets_error_sample_and_sources_and_may_raise(texts) -> None:
     seen = []
 
-    def encode_sample(self: Any, sample: Any) -> Any:
-        raise KeyError("field")
-
     def handler(error: Exception, sample: Any, sources: Any) -> None:
         seen.append((error, sample, sources))
         raise error
 
-    loader = loader_of(texts, encoder_with(encode_sample=encode_sample), handler=handler)
+    hook = raising(KeyError("field"), [])
     with pytest.raises(KeyError) as caught:
-        next(iter(loader))
-    (error, sample, sources), *more = seen
-    assert not more
+        first_of(texts, encode_sample=hook, loader={"handler": handler})
+    ((error, sample, sources),) = seen
     assert error is caught.value
     assert isinstance(sample, TextSample)
     assert sources[0].shard_name.endswith(".tar")
@@ -221,19 +207,56 @@ def test_error_handler_gets_error_sample_and_sources_and_may_raise(texts) -> Non
         assert part in notes
 
 
-@pytest.mark.parametrize(
-    "hook", ["encode_sample", "preencode_sample", "postencode_sample", "batch", "encode_batch"]
-)
-def test_hook_that_forgets_to_return_is_an_error_with_a_remedy(texts, hook) -> None:
-    encoder = encoder_with(**{hook: lambda self, value: None}, __default_failure_tolerance__=1)
-    with pytest.raises(FatalSampleError, match="returned None; return the sample, or raise Skip"):
-        next(iter(loader_of(texts, encoder, batch_size=2)))
+NONE = "returned None; return the sample, or raise Skip"
+SIZES = "exactly one of the two must be None"
+# Hooks, the batch size, how many items are asked for, and the words of the error.
+FATAL: list[Any] = [
+    *(({name: lambda self, value: None}, 2, 1, NONE) for name in (
+        "encode_sample", "preencode_sample", "postencode_sample", "batch", "encode_batch")),
+    ({"encode_sample": lambda self, sample: (s for s in [sample])}, None, 1,
+     "write the hook with `yield`"),
+    ({"batch_group_criterion": lambda self, sample: (0, 3)}, 4, 1, SIZES),
+    ({"batch_group_criterion": lambda self, sample: (0, None)}, None, 1, SIZES),
+    ({"batch_group_criterion": lambda self, sample: (0, 2 + number_of(sample) % 2)}, None, 10,
+     "a group has one batch size"),
+]  # fmt: skip
 
 
-def test_lambda_that_returns_a_generator_is_an_error_with_a_remedy(texts) -> None:
-    encoder = encoder_with(encode_sample=lambda self, sample: (s for s in [sample]))
-    with pytest.raises(FatalSampleError, match="write the hook with `yield`"):
-        next(iter(loader_of(texts, encoder)))
+@pytest.mark.parametrize(("hooks", "batch_size", "number", "words"), FATAL)
+def test_hook_that_cannot_work_is_an_error_with_a_remedy(
+    texts, hooks, batch_size, number, words
+) -> None:
+    encoder = encoder_with(**hooks, __default_failure_tolerance__=1)
+    with pytest.raises(FatalSampleError, match=words):
+        first(loader_of(texts, encoder, batch_size=batch_size), number)
+
+
+class Parity(DefaultTaskEncoder):
+    """Odd and even samples apart; the criterion fails on some."""
+
+    @stateless
+    def batch_group_criterion(self, sample: TextSample) -> Any:
+        number = number_of(sample)
+        if number % 5 == 3:
+            raise ValueError("has no group")
+        return number % 2, None
+
+
+def same(self: Any, value: Any) -> Any:
+    return value
+
+
+REFUSED: list[tuple[Any, str]] = [
+    (encoder_with(encode_sample=same, preencode_sample=same),
+     "both encode_sample and preencode_sample"),
+    (type("NotMarked", (Parity,), {"encode_sample": same})(), "Put @stateless on encode_sample"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("encoder", "words"), REFUSED)
+def test_hooks_that_contradict_are_refused_at_construction(texts, encoder, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        loader_of(texts, encoder, batch_size=4)
 
 
 def test_failing_batch_is_skipped_and_counts_its_samples(texts) -> None:
@@ -250,11 +273,6 @@ def test_failing_batch_is_skipped_and_counts_its_samples(texts) -> None:
 
 
 # -------------------------------------------------------------------------------------- randomness
-
-
-def seed_all() -> None:
-    for seed in (torch.manual_seed, np.random.seed, random.seed):
-        seed(1)
 
 
 def noise() -> list[float]:
@@ -284,33 +302,22 @@ def test_restore_sample_returns_the_noise_of_each_stream_and_each_of_two_loaders
     assert_same(found[0], found[2])
     for i in reversed(range(12)):
         for loader, samples in zip(loaders, found, strict=True):
-            again = loader.restore_sample(samples[i].__restore_key__)
-            assert_same(again, samples[i])
-    streams = {sample.__restore_key__[-1] % 3 for sample in found[0]}
-    assert streams == {0, 1, 2}
+            assert_same(loader.restore_sample(samples[i].__restore_key__), samples[i])
+    sample = found[0][0]
+    assert loaders[1].restore_sample(sample.__restore_key__).text != sample.text
+    assert {sample.__restore_key__[-1] % 3 for sample in found[0]} == {0, 1, 2}
     assert len({sample.text for samples in found[:2] for sample in samples}) == 24
 
 
 @pytest.mark.parametrize("encoder", [Seeded, Asking])
 def test_noise_of_a_sample_differs_from_epoch_to_epoch(texts, encoder) -> None:
-    samples = first(loader_of(texts, encoder()), 120)
     noises: dict[str, set[str]] = {}
-    for sample in samples:
+    for sample in first(loader_of(texts, encoder()), 120):
         noises.setdefault(sample.__key__, set()).add(sample.text)
     assert {len(found) for found in noises.values()} == {3}
 
 
 def test_restore_seeds_leaves_the_global_generators_as_they_were(texts) -> None:
-    seed_all()
-    expected = noise()
-    seed_all()
-    loader = loader_of(texts, Seeded())
-    samples = first(loader, 5)
-    loader.restore_sample(samples[0].__restore_key__)
-    assert noise() == expected
-
-
-def test_restore_seeds_restores_the_generators_after_a_failure(texts) -> None:
     @stateless(restore_seeds=True)
     def encode_sample(self: Any, sample: Any) -> Any:
         noise()
@@ -318,25 +325,31 @@ def test_restore_seeds_restores_the_generators_after_a_failure(texts) -> None:
             raise ValueError("odd")
         return sample
 
-    state = random.getstate()
-    first(loader_of(texts, encoder_with(encode_sample=encode_sample)), 5)
-    assert random.getstate() == state
+    expected = []
+    for is_run in (False, True):
+        for seed in (torch.manual_seed, np.random.seed, random.seed):
+            seed(1)
+        if is_run:
+            loader = loader_of(texts, encoder_with(encode_sample=encode_sample))
+            (sample, *_) = first(loader, 5)  # others fail
+            loader.restore_sample(sample.__restore_key__)
+        expected.append(noise())
+    assert expected[0] == expected[1]
 
 
 def test_hooks_of_one_sample_have_different_noise(texts) -> None:
+    @stateless
     def draw(self: Any, sample: TextSample) -> TextSample:
         return TextSample.derive_from(sample, text=f"{sample.text} {sample_rng().random()}")
 
-    hooks = {"preencode_sample": stateless(draw), "postencode_sample": stateless(draw)}
-    (sample,) = first(loader_of(texts, encoder_with(**hooks)), 1)
+    (sample,) = first_of(texts, preencode_sample=draw, postencode_sample=draw)
     assert len(set(sample.text.split()[-2:])) == 2
 
 
 def test_sample_rng_outside_of_a_hook_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="No sample is being processed"):
-        sample_rng()
-    with pytest.raises(RuntimeError, match="No sample is being processed"):
-        _ = DefaultTaskEncoder().current_batch_index
+    for look in (sample_rng, lambda: DefaultTaskEncoder().current_batch_index):
+        with pytest.raises(RuntimeError, match="No sample is being processed"):
+            look()
 
 
 # -------------------------------------------------------------------------------------- generators
@@ -355,21 +368,14 @@ class Yielding(DefaultTaskEncoder):
 
 def test_generator_that_yields_one_object_repeatedly_emits_separate_items(texts) -> None:
     loader = loader_of(texts, Yielding(), batch_size=6)
-    seen = set()
+    seen = []
     for batch in first(loader, 10):
-        assert len(set(batch.text)) == 6
         assert len(set(batch.__restore_key__[2:])) == 6
-        seen.update(batch.text)
+        seen += batch.text
         assert_same(loader.restore_sample(batch.__restore_key__), batch)
-    assert len(seen) == 60
-
-
-def test_noise_of_a_generator_does_not_depend_on_what_is_drawn_between_its_items(texts) -> None:
-    def texts_of(batch_size: int | None) -> list[str]:
-        items = first(loader_of(texts, Yielding(), batch_size=batch_size), 12)
-        return [t for item in items for t in (item.text if batch_size else [item.text])][:12]
-
-    assert texts_of(None) == texts_of(5)
+    assert len(set(seen)) == 60
+    # The noise does not depend on what is drawn between the items.
+    assert seen == [sample.text for sample in first(loader_of(texts, Yielding()), 60)]
 
 
 def test_generator_that_fails_half_way_keeps_the_items_before(texts) -> None:
@@ -421,10 +427,56 @@ class SetLater(DefaultTaskEncoder):
 
 
 def test_hooks_that_are_set_on_the_instance_are_called(texts) -> None:
-    (batch,) = first(loader_of(texts, SetLater(), batch_size=3), 1)
-    assert all(text.startswith("TEXT") for text in batch["texts"])
-    (batch,) = first(loader_of(texts, AugmentTaskEncoder(SetLater()), batch_size=3), 1)
-    assert all(text.startswith("TEXT") for text in batch["texts"])
+    for encoder in (SetLater(), AugmentTaskEncoder(SetLater())):
+        (batch,) = first(loader_of(texts, encoder, batch_size=3), 1)
+        assert all(text.startswith("TEXT") for text in batch["texts"])
+
+
+# ------------------------------------------------------------------------------------------ groups
+
+
+def test_sample_whose_group_fails_is_put_into_no_bucket(texts) -> None:
+    loader = loader_of(texts, Parity(), batch_size=4, repeat=False)
+    numbers = [[int(key) for key in keys_of(batch)] for batch in loader]
+    assert len(numbers) == 8
+    assert all(len({number % 2 for number in batch}) == 1 for batch in numbers)
+    assert sorted(n for batch in numbers for n in batch) == [n for n in range(40) if n % 5 != 3]
+    assert loader.num_skipped == {"texts/train": 8}
+
+
+def test_first_sample_of_all_may_fail_its_criterion(texts) -> None:
+    @stateless
+    def batch_group_criterion(self: Any, sample: Any) -> Any:
+        if number_of(sample) == 0:
+            raise ValueError("the very first")
+        return 0, None
+
+    own = {"batch_size": 2, **IN_ORDER}
+    (batch,) = first_of(texts, batch_group_criterion=batch_group_criterion, loader=own)
+    assert keys_of(batch) == ["00001", "00002"]
+
+
+def test_each_group_may_have_its_own_batch_size(texts) -> None:
+    def group(self: Any, sample: Any) -> Any:
+        return number_of(sample) % 2, 2 + number_of(sample) % 2
+
+    batches = first_of(texts, 20, batch_group_criterion=group)
+    assert {(int(b.__key__[0]) % 2, len(b.__key__)) for b in batches} == {(0, 2), (1, 3)}
+
+
+def test_groups_that_are_not_full_come_at_the_end_or_are_dropped(texts) -> None:
+    encoder = encoder_with(batch_group_criterion=lambda self, sample: (number_of(sample) % 3, None))
+    for drop, expected in ((False, {6: 6, 2: 1, 1: 2}), (True, {6: 6})):
+        own = {"batch_size": 6, "repeat": False, "batch_drop_last": drop}
+        assert Counter(len(keys_of(b)) for b in loader_of(texts, encoder, **own)) == expected
+
+
+# ----------------------------------------------------------------------------------------- cookers
+
+
+@pytest.fixture
+def crude(tmp_path: Path) -> Path:
+    return crude_set(tmp_path / "crude", 12)
 
 
 class Decoding(DefaultTaskEncoder):
@@ -434,159 +486,45 @@ class Decoding(DefaultTaskEncoder):
     def decoder(parts: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
         return {k: v.decode() if isinstance(v, bytes) else v for k, v in parts.items()}
 
-    def __init__(self) -> None:
+    def __init__(self, cook: Any = None) -> None:
         super().__init__()
-        self.cookers = [Cooker(self.cook)]  # type: ignore[misc]
+        self.cookers = [Cooker(cook or self.cook)]  # type: ignore[misc]
 
     def cook(self, crude: Any) -> TextSample:
-        return TextSample(**basic_sample_keys(crude), text=crude["txt"])
+        return TextSample(**basic_sample_keys(crude), text=crude["txt"].upper())
 
 
-def test_decoder_may_be_a_function_and_cookers_may_be_set_on_the_instance(tmp_path) -> None:
-    folder = text_set(tmp_path / "crude", 16)
-    (folder / ".nv-meta" / "dataset.yaml").write_text(
-        "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
-    )
-    loader = loader_of(folder, Decoding(), batch_size=3)
-    (batch,) = first(loader, 1)
-    assert all(text.startswith("text") for text in batch.text)
-    resumed = loader_of(folder, Decoding(), batch_size=3)
-    resumed.load_state_dict(through_json(loader.state_dict()))
-    assert_same(first(resumed, 5), first(loader, 5))
+@stateless(restore_seeds=True)
+def seeded_cook(sample: Any) -> TextSample:
+    return TextSample(**basic_sample_keys(sample), text=f"{sample['txt']} {noise()}".upper())
 
 
-class WithoutInit(DefaultTaskEncoder):
-    def __init__(self, suffix: str) -> None:
-        self.suffix = suffix
-
-    @stateless
-    def encode_sample(self, sample: TextSample) -> TextSample:
-        return TextSample.derive_from(sample, text=sample.text + self.suffix)
-
-
-def test_encoder_whose_init_does_not_call_that_of_its_base_works(texts) -> None:
-    (batch,) = first(loader_of(texts, WithoutInit("!"), batch_size=3), 1)
-    assert all(text.endswith("!") for text in batch.text)
-
-
-# ------------------------------------------------------------------------------------------ groups
-
-
-class Parity(DefaultTaskEncoder):
-    """Odd and even samples apart; the criterion fails on some."""
-
-    @stateless
-    def batch_group_criterion(self, sample: TextSample) -> Any:
-        number = number_of(sample)
-        if number % 5 == 3:
-            raise ValueError("has no group")
-        return number % 2, None
-
-
-def test_sample_whose_group_fails_is_put_into_no_bucket(texts) -> None:
-    loader = loader_of(texts, Parity(), batch_size=4, repeat=False)
-    numbers = [[int(key) for key in keys_of(batch)] for batch in loader]
-    assert len(numbers) == 8
-    for batch in numbers:
-        assert len({number % 2 for number in batch}) == 1
-    assert sorted(n for batch in numbers for n in batch) == [n for n in range(40) if n % 5 != 3]
-    assert loader.num_skipped == {"texts/train": 8}
-
-
-def test_first_sample_of_all_may_fail_its_criterion(texts) -> None:
-    settings = {"shuffle_over_epochs_multiplier": None, "shuffle_buffer_size": 0}
-
-    def batch_group_criterion(self: Any, sample: Any) -> Any:
-        if number_of(sample) == 0:
-            raise ValueError("the very first")
-        return 0, None
-
-    encoder = encoder_with(batch_group_criterion=stateless(batch_group_criterion))
-    (batch,) = first(loader_of(texts, encoder, batch_size=2, **settings), 1)
-    assert keys_of(batch) == ["00001", "00002"]
-
-
-def test_groups_above_a_hook_that_is_not_stateless_are_refused_at_construction(texts) -> None:
-    encoder = type("NotMarked", (Parity,), {"encode_sample": lambda self, sample: sample})()
-    with pytest.raises(ValueError, match="Put @stateless on encode_sample"):
-        loader_of(texts, encoder, batch_size=4)
-
-
-@pytest.mark.parametrize(("of_group", "batch_size"), [(3, 4), (None, None)])
-def test_batch_size_of_a_group_comes_from_exactly_one_place(texts, of_group, batch_size) -> None:
-    encoder = encoder_with(batch_group_criterion=lambda self, sample: (0, of_group))
-    with pytest.raises(FatalSampleError, match="exactly one of the two must be None"):
-        next(iter(loader_of(texts, encoder, batch_size=batch_size)))
-
-
-def test_each_group_may_have_its_own_batch_size_but_not_two(texts) -> None:
-    sizes = encoder_with(
-        batch_group_criterion=lambda self, s: (number_of(s) % 2, 2 + number_of(s) % 2)
-    )
-    batches = first(loader_of(texts, sizes, batch_size=None), 20)
-    assert {(int(b.__key__[0]) % 2, len(b.__key__)) for b in batches} == {(0, 2), (1, 3)}
-    two = encoder_with(batch_group_criterion=lambda self, sample: (0, 2 + number_of(sample) % 2))
-    with pytest.raises(FatalSampleError, match="a group has one batch size"):
-        first(loader_of(texts, two, batch_size=None), 10)
-
-
-def test_groups_that_are_not_full_come_at_the_end_or_are_dropped(texts) -> None:
-    encoder = encoder_with(batch_group_criterion=lambda self, sample: (number_of(sample) % 3, None))
-    kept = [len(keys_of(b)) for b in loader_of(texts, encoder, batch_size=6, repeat=False)]
-    assert sum(kept) == 40
-    assert Counter(kept) == {6: 6, 2: 1, 1: 2}
-    dropped = loader_of(texts, encoder, batch_size=6, repeat=False, batch_drop_last=True)
-    assert [len(keys_of(b)) for b in dropped] == [6] * 6
-
-
-# ----------------------------------------------------------------------------------------- cookers
-
-
-def _crude(root: Path) -> Path:
-    members = [(f"{i:05d}.txt", f"crude {i}".encode()) for i in range(12)]
-    write_tar(root / "crude" / "shard-0.tar", members)
-    return root / "crude"
-
-
-def test_cooker_without_stateless_works_and_is_replayable(tmp_path) -> None:
-    folder = prepared(_crude(tmp_path), "CrudeWebdataset")
-
-    def cook(sample: Any) -> TextSample:
-        return TextSample(**basic_sample_keys(sample), text=sample["txt"].upper())
-
-    loader = loader_of(folder, encoder_with(cookers=[Cooker(cook)]), repeat=False)
-    samples = list(loader)
-    assert sorted(sample.text for sample in samples) == sorted(f"CRUDE {i}" for i in range(12))
-    assert loader.can_restore_sample()
-    assert_same(loader.restore_sample(samples[3].__restore_key__), samples[3])
-
-
-def test_seeded_cooker_is_replayed_with_its_noise(tmp_path) -> None:
-    folder = prepared(_crude(tmp_path), "CrudeWebdataset")
-
-    @stateless(restore_seeds=True)
-    def cook(sample: Any) -> TextSample:
-        return TextSample(**basic_sample_keys(sample), text=f"{noise()}")
-
-    loader = loader_of(folder, encoder_with(cookers=[Cooker(cook)]))
+@pytest.mark.parametrize("cook", [None, seeded_cook])
+def test_cooker_is_replayed_and_may_be_set_on_the_instance_beside_a_decoder(crude, cook) -> None:
+    loader = loader_of(crude, Decoding(cook))
     samples = first(loader, 24)
-    assert len({sample.text for sample in samples}) == 24
+    assert all(sample.text.startswith("TEXT") for sample in samples)
+    assert len({sample.text for sample in samples}) == (24 if cook else 12)
+    assert loader.can_restore_sample()
     for sample in samples:
         assert_same(loader.restore_sample(sample.__restore_key__), sample)
+    resumed = loader_of(crude, Decoding(cook))
+    resumed.load_state_dict(through_json(loader.state_dict()))
+    assert_same(first(resumed, 5), first(loader, 5))
 
 
 # ---------------------------------------------------------------------------------- replay, indices
 
 
-def test_hook_that_is_not_stateless_runs_but_warns_that_it_cannot_be_replayed(texts) -> None:
-    loader = loader_of(texts, encoder_with(encode_sample=lambda self, sample: sample))
+def test_hook_that_is_not_stateless_runs_but_cannot_be_replayed(texts) -> None:
+    loader = loader_of(texts, encoder_with(encode_sample=same))
     assert len(first(loader, 3)) == 3
     assert not loader.can_restore_sample()
     assert loader_of(texts, Seeded()).can_restore_sample()
 
 
 def test_replay_of_a_sample_that_is_skipped_now_is_an_error(texts) -> None:
-    skips = []
+    skips: list[int] = []
 
     @stateless
     def encode_sample(self: Any, sample: Any) -> Any:
@@ -612,13 +550,12 @@ def test_replay_of_a_senseless_key_is_refused(texts, key) -> None:
 def test_indices_count_batches_and_draws_of_the_run(texts) -> None:
     seen: list[tuple[int, int]] = []
 
-    class Counting(DefaultTaskEncoder):
-        @stateless
-        def encode_sample(self, sample: Any) -> Any:
-            seen.append((self.current_batch_index, self.current_sample_index))
-            return sample
+    @stateless
+    def encode_sample(self: Any, sample: Any) -> Any:
+        seen.append((self.current_batch_index, self.current_sample_index))
+        return sample
 
-    first(loader_of(texts, Counting(), batch_size=3, streams=2), 6)
+    first_of(texts, 6, encode_sample=encode_sample, loader={"batch_size": 3, "streams": 2})
     assert [batch for batch, _ in seen] == [m for m in range(6) for _ in range(3)]
     assert [draw for _, draw in seen[:9]] == [0, 2, 4, 1, 3, 5, 6, 8, 10]
 
@@ -638,8 +575,7 @@ def test_hooks_may_use_one_encoder_in_two_loaders_at_once(texts) -> None:
 
 def test_auto_decode_false_changes_nothing_for_later_calls(texts) -> None:
     config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-    shared = DefaultTaskEncoder()
-    for encoder in (None, shared):
+    for encoder in (None, DefaultTaskEncoder()):
         settings = {"worker_config": config, "batch_size": None, "task_encoder": encoder}
         raw = get_train_dataset(texts, auto_decode=False, **settings)
         assert isinstance(next(iter(raw)).text, bytes)
@@ -648,9 +584,3 @@ def test_auto_decode_false_changes_nothing_for_later_calls(texts) -> None:
             assert isinstance(next(iter(decoded)).text, str)
         assert isinstance(next(iter(raw)).text, bytes)
     assert isinstance(TaskEncoder.decoder, SampleDecoder)
-
-
-def test_encoder_with_both_encodings_is_refused(texts) -> None:
-    encoder = encoder_with(encode_sample=lambda self, s: s, preencode_sample=lambda self, s: s)
-    with pytest.raises(ValueError, match="both encode_sample and preencode_sample"):
-        loader_of(texts, encoder)

@@ -70,7 +70,7 @@ class Chat(DefaultTaskEncoder):
 def blend(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("weights")
     for name in WEIGHTS:
-        text_set(root / name, 40)
+        text_set(root / name, 80)  # an epoch has more batches than the steps take
     (root / "plain.yaml").write_text(BLEND.format(1, 1))
     (root / "blend.yaml").write_text(BLEND.format(*WEIGHTS.values()))
     return root
