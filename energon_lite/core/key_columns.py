@@ -85,7 +85,7 @@ class KeyTable:
             names, texts = values[::4], self._texts
             if {*map(type, names)} == {str}:
                 values[::4] = [texts.setdefault(name, len(texts)) for name in names]
-                if {*map(type, values)} == {int} and max(values) < _LARGEST > -min(values):
+                if {*map(type, values)} == {int} and max(map(abs, values)) < _LARGEST:
                     found = np.zeros((len(keys), 1 + len(_LEAF)), np.int64)
                     found[:, 1:] = np.array(values).reshape(-1, len(_LEAF))
                     return found

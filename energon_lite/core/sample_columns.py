@@ -10,7 +10,7 @@ from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from energon_lite.core.samples import CrudeSample, SourceInfo
+from energon_lite.core.samples import CrudeSample, SourceInfo, make_crude
 
 # Twice as quick as calling the class, which goes through a Python function.
 _new_source, _new = tuple.__new__, object.__new__
@@ -100,23 +100,16 @@ class SampleColumns(Columns):
         return samples_from(self.form.kind, self.fields())
 
     def _crude(self) -> list[CrudeSample]:
-        """Returns crude samples: dicts in the order of `make_crude`."""
-        keys, restore_keys, values, shards, files = self.columns
         made = []
-        for key, own, value, shard, file in zip(
-            keys, restore_keys, values, shards, files, strict=True
-        ):
+        for key, own, value, shard, file in zip(*self.columns, strict=True):
             path, subflavors, weight = self.origins[own[0]]
-            sample = CrudeSample()
-            sample["__key__"] = key
-            sample["__restore_key__"] = own
-            sample["__subflavors__"] = subflavors.copy()
-            sample["__sources__"] = (_new_source(SourceInfo, (path, own[2], shard, (file,))),)
+            service = {
+                "__key__": key, "__restore_key__": own, "__subflavors__": subflavors.copy(),
+                "__sources__": (_new_source(SourceInfo, (path, own[2], shard, (file,))),),
+            }  # fmt: skip
             if weight != 1:
-                sample["__loss_weight__"] = weight
-            sample["__shard__"] = shard
-            sample[file[len(key) + 1 :]] = value
-            made.append(sample)
+                service["__loss_weight__"] = weight
+            made.append(make_crude({file[len(key) + 1 :]: value}, service))
         return made
 
     def batch(self) -> Any:

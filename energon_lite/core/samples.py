@@ -307,6 +307,14 @@ class CrudeSample(Described, dict[str, Any]):
     __slots__ = ()
 
 
+def make_crude(parts: dict[str, Any], service: dict[str, Any]) -> CrudeSample:
+    """Makes a crude sample: a dict of the parts with the service fields."""
+    sample = CrudeSample(service)
+    sample["__shard__"] = service["__sources__"][0].shard_name
+    sample.update(parts)
+    return sample
+
+
 SAMPLE_TYPES: dict[str, type[Sample]] = {
     name: kind
     for name, kind in vars().items()

@@ -111,10 +111,12 @@ class RankSlots(NamedTuple):
 
     def count(self, num_batches: Mapping[int, int]) -> int:
         """Counts the batches that the rank emits from here, by the batches of each stream."""
-        # The rank emits batch k of a stream for k = first, first + stride, ...
-        left = (num_batches[slot % self.num_streams] - slot // self.num_streams
-                for slot in map(self.slot, range(self.num_turns)))  # fmt: skip
-        return sum(max(0, -(-own // self.stride)) for own in left)
+        total = 0
+        for n, index in enumerate(self.streams()):
+            # The rank emits batch k of the stream for k = start, start + stride, ...
+            start = self.slot(n) // self.num_streams
+            total += max(0, -(-(num_batches[index] - start) // self.stride))
+        return total
 
     def streams(self) -> list[int]:
         """Lists the streams that this rank runs, in the order of their turns."""
@@ -135,9 +137,10 @@ current = _Current()
 
 def own_worker_id() -> int | None:
     """Returns which worker of the rank runs this code; None outside of one."""
+    if current.worker_id is not None:
+        return current.worker_id
     info = get_worker_info()
-    own = None if info is None else info.id
-    return own if current.worker_id is None else current.worker_id
+    return None if info is None else info.id
 
 
 class _ActiveConfig:
@@ -288,8 +291,9 @@ class WorkerConfig:
 
     def global_rank(self) -> int:
         """Returns this process's rank in the whole `torch.distributed` world."""
-        group = self.data_parallel_group
-        return self.rank if group is None else int(dist.get_global_rank(group, self.rank))
+        if self.data_parallel_group is None:
+            return self.rank
+        return int(dist.get_global_rank(self.data_parallel_group, self.rank))
 
     active_worker_config = _ActiveConfig()
 
@@ -379,7 +383,8 @@ class WorkerConfig:
 
     def worker_pop_sample_index(self) -> int:
         """Takes the innermost index away, and returns it."""
-        current.indices, last = current.indices[:-1], current.indices[-1]
+        *rest, last = current.indices
+        current.indices = tuple(rest)
         return last
 
     def should_log(self, level: int) -> bool:
@@ -389,10 +394,10 @@ class WorkerConfig:
     def worker_log(self, data: dict[str, Any]) -> None:
         """Writes a line of JSON to the end of `worker_debug_path`; without one, to the logger."""
         line = json.dumps(data, default=str)
-        if self.worker_debug_path is not None:
-            append(self.debug_path(), line + "\n")
-        else:
+        if self.worker_debug_path is None:
             logger.info("%s", line)
+            return
+        append(self.debug_path(), line + "\n")
 
     def debug_path(self) -> Path:
         """Returns the file of this worker; the ids of rank r start at `r * (num_workers + 1)`."""
@@ -402,9 +407,12 @@ class WorkerConfig:
 
     def config(self) -> dict[str, Any]:
         """Returns rank, world size, number of workers, and the group as text."""
-        group = self.data_parallel_group and str(self.data_parallel_group)
-        place = {name: getattr(self, name) for name in ("rank", "world_size", "num_workers")}
-        return {**place, "data_parallel_group": group}
+        return {
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "num_workers": self.num_workers,
+            "data_parallel_group": self.data_parallel_group and str(self.data_parallel_group),
+        }
 
 
 def num_cores() -> int:

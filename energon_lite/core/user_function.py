@@ -275,7 +275,14 @@ class FunctionRun:
 
     def call(self, key: RestoreKey, argument: Any) -> Any:
         """Calls the function; returns `SKIPPED` if it skipped or failed."""
-        return self.call_each([key], [argument])[0]
+        own = argument.copy() if type(argument) is list else argument  # it may sort it
+        try:
+            result = self.spec.call(key, own)
+        except Exception as error:
+            self.count_skip(error, key, argument)
+            return SKIPPED
+        self.failures = 0
+        return result
 
     def call_each(
         self, keys: Sequence[RestoreKey], arguments: Sequence[Any], ends: list[float] | None = None
@@ -296,7 +303,6 @@ class FunctionRun:
             num_before = len(results)
             try:
                 for key, argument in pairs:
-                    # It may sort a list.
                     own = argument.copy() if type(argument) is list else argument
                     if is_seeded:
                         result = spec.call(key, own)

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.file_store import FileStore
-from energon_lite.core.samples import CrudeSample
+from energon_lite.core.samples import CrudeSample, make_crude
 from energon_lite.core.state import JSON
 from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.formats.format import Format
-from energon_lite.sources.sample_loader import SampleLoader, make_crude
+from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.sources.source_factory import SourceFactory, plain
 
 

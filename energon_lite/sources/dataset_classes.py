@@ -11,7 +11,7 @@ from os import PathLike
 from typing import Any, ClassVar, TypeVar
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.core.samples import CrudeSample, Sample
+from energon_lite.core.samples import CrudeSample, Sample, make_crude
 from energon_lite.core.stacking import LOSS_WEIGHT
 from energon_lite.core.state import JSON
 from energon_lite.decoding.sample_decoder import SampleDecoder
@@ -23,7 +23,6 @@ from energon_lite.sources.sample_loader import (
     PartFilter,
     SampleLoader,
     SampleMaker,
-    make_crude,
 )
 from energon_lite.sources.source_factory import plain
 from energon_lite.sources.webdataset import BaseWebdatasetFactory

@@ -96,6 +96,8 @@ class OrderOnlySource(Stage[RestoreKey]):
 
 
 class _OrderCursor(SourceCursor[RestoreKey]):
+    __next__ = Cursor.__next__
+
     def take(self, n: int) -> tuple[list[RestoreKey] | Columns, list[RestoreKey]]:
         epochs, indices = self._order_ahead.at(self.position, n)
         if not len(indices):
@@ -164,6 +166,8 @@ class PlannedSource(Stage[T]):
 
 
 class _PlannedCursor(SourceCursor[T]):
+    __next__ = Cursor.__next__
+
     def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
         planned: Any = self._order
         position, due = self.position, planned.num_due

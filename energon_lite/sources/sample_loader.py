@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError, FatalSampleError, SkipSample, add_note
 from energon_lite.core.sample_columns import Origin, SampleColumns, SampleForm
-from energon_lite.core.samples import SAMPLE_TYPES, CrudeSample, Sample, SourceInfo
+from energon_lite.core.samples import SAMPLE_TYPES, CrudeSample, Sample, SourceInfo, make_crude
 from energon_lite.core.stacking import LOSS_WEIGHT, SERVICE_FIELDS, layout_of
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import current_context
@@ -113,14 +113,6 @@ def _raw(service: dict[str, Any]) -> dict[str, Any]:
     """Returns what a function of the user gets beside the parts of a sample."""
     raw = {name: service[name] for name in ("__key__", "__restore_key__", "__sources__")}
     return {**raw, "__shard__": raw["__sources__"][0].shard_name}
-
-
-def make_crude(parts: dict[str, Any], service: dict[str, Any]) -> CrudeSample:
-    """Makes a crude sample: a dict of the parts with the service fields."""
-    sample = CrudeSample(service)
-    sample["__shard__"] = service["__sources__"][0].shard_name
-    sample.update(parts)
-    return sample
 
 
 class OwnMaker:
@@ -378,6 +370,15 @@ class SampleLoader:
         """
         columns = block.keys[rows], keys, block.values[rows], block.shards[rows], block.files[rows]
         return SampleColumns(self._form, origins, columns)
+
+    def made_one(self, block: DecodedBlock, row: int, key: RestoreKey) -> Any:
+        """Makes the sample of a row of a block; columns of one row would cost three times that."""
+        name = block.files[row]
+        fields = self._service(block.keys[row], (name,), block.shards[row], key)
+        if self._form.kind is CrudeSample:
+            return make_crude({name[len(block.keys[row]) + 1 :]: block.values[row]}, fields)
+        fields[self._form.field] = block.values[row]
+        return self._form.kind(**fields)
 
     def place_of(self, members: Any, shard: str, place: int) -> str:
         """Names a sample in errors."""

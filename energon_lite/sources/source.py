@@ -215,18 +215,29 @@ class SourceCursor(Cursor[T]):
         """The position of the next sample."""
         return self._stop - self._num_rows + self._row
 
+    def __next__(self) -> T:
+        """Returns the next sample that can be read."""
+        while True:
+            if self._row == self._num_rows:
+                self._read_on()
+            if samples := self._one()[0]:
+                return samples[0]
+
     def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
         """Returns the next samples of a block that was decoded, or one, if it can be read."""
         if self._row == self._num_rows:
             self._read_on()
-        return self._made(self._decoded, n) if self._decoded else self._one()
+        return self._made(self._decoded, n) if self._decoded and n > 1 else self._one()
 
     def _one(self) -> tuple[list[T], list[RestoreKey]]:
-        """Returns the next sample of a block that was not decoded, if it can be read."""
+        """Returns the next sample of a block, if it can be read."""
         row, context = self._row, self._context
-        self._row = row + 1
+        self._row, number = row + 1, context.sample_index
+        context.sample_index = number + self._stream.num_streams
         context.costs[self._name].draws += 1
-        (key,) = self.numbered([self._own_epochs[row]], [self._own_indices[row]])
+        self.key = key = (self._name, self._own_epochs[row], self._own_indices[row], number)
+        if self._decoded:
+            return [self.spec.loader.made_one(self._decoded, row, key)], [key]
         block: Any = self._block
         members, shard, place = block.members[row], block.shards[row], block.places[row]
         since = perf_counter()

@@ -277,7 +277,10 @@ class CollectCursor(Cursor[Any]):
             if self._has_ended:
                 self.drop(collector.leftover(), "left over at the end of the data")
                 raise StopIteration
-            self._read(collector.num_wanted)
+            if isinstance(collector, OneByOne) and collector.num_wanted == 1:
+                self._read_up_to_list(collector)
+            else:
+                self._read(collector.num_wanted)
         if self._spec.keeps_lengths:
             self.lengths = self._buffer.rows_of(numbers).lengths.tolist()
         if collector.kept or self._kept:
@@ -291,6 +294,25 @@ class CollectCursor(Cursor[Any]):
         """Returns samples, re-created where the buffer has only their restore keys."""
         again, pairs = self._again, zip(keys, samples, strict=True)
         return [again(key) if sample is SKIPPED else sample for key, sample in pairs]
+
+    def _read_up_to_list(self, collector: OneByOne) -> None:
+        """Reads samples singly until a list may be complete, or the data end."""
+        inner, units, groups, buffer = self._inner, self._units, self._groups, self._buffer
+        has_list = False
+        while not has_list:
+            try:
+                sample = next(inner)
+            except StopIteration:
+                self._has_ended = True
+                return
+            for key, group, lengths in units(inner.key, sample):
+                number, of_group = self._num_read, groups.get(group)
+                self._num_read += 1
+                if of_group is None:
+                    of_group = self._new_group(group)
+                buffer.keys[number], buffer.samples[number] = key, sample
+                buffer.new.append((number, of_group, lengths, key))
+                has_list |= collector.add_one(number, of_group, lengths)
 
     def _read(self, num: int) -> None:
         """Reads `num` samples, fewer at the end of the data, and adds them to the collector."""

@@ -240,7 +240,17 @@ class MapCursor(StageCursor[T]):
         self._run = FunctionRun(spec.function)
         self._takes_turns = takes_turns(spec.function, spec.dataset)
 
-    __next__ = Cursor.__next__
+    def __next__(self) -> T:
+        """Returns the next item."""
+        inner = self.inner
+        while True:
+            item, start = next(inner), perf_counter()
+            key = inner.key
+            result = self._run.call(key, item)
+            current_context().spend(key, perf_counter() - start)
+            if result is not SKIPPED:
+                self.key = key
+                return result  # type: ignore[no-any-return]
 
     def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
         """Returns some of the next items, and their restore keys."""

@@ -15,7 +15,7 @@ from energon_lite.core.state import MAX_COUNT, RestoreKey
 # Number, group, lengths and restore key of a sample.
 Unit = tuple[int, int, Sequence[int], RestoreKey]
 # Rows of a small buffer.
-_FEWEST = 64
+_FEWEST = 256
 
 
 class SampleBuffer:
@@ -31,12 +31,13 @@ class SampleBuffer:
     Attributes:
         samples: by number, rising, as the next one.
         keys: of the samples.
+        new: those without a row.
     """
 
     def __init__(self, num_lengths: int) -> None:
         self.samples: dict[int, Any] = {}
         self.keys: dict[int, RestoreKey] = {}
-        self._new: list[Unit] = []  # without a row
+        self.new: list[Unit] = []
         self._first_key = 2 + num_lengths
         self._table = KeyTable()
         self._array = np.empty((0, self._first_key + 1), np.int64)
@@ -46,7 +47,7 @@ class SampleBuffer:
         """Adds samples; they get rows before the next snapshot."""
         for unit, sample in zip(units, samples, strict=True):
             self.keys[unit[0]], self.samples[unit[0]] = unit[3], sample
-        self._new += units
+        self.new += units
 
     def _add_rows(self, keys: Sequence[RestoreKey], *columns: Any) -> None:
         own, at = self._table.rows(keys), self._first_key
@@ -81,9 +82,9 @@ class SampleBuffer:
 
     def rows(self) -> Int64Array:
         """Returns the rows from the first sample on, of which some may have been taken."""
-        if self._new:
-            *columns, keys = zip(*self._new, strict=True)
-            self._new = []
+        if self.new:
+            *columns, keys = zip(*self.new, strict=True)
+            self.new = []
             self._add_rows(keys, *columns)
         rows = self._array[: self._num_rows]
         return rows[np.searchsorted(rows[:, 0], next(iter(self.keys), MAX_COUNT)) :]

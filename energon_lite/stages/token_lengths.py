@@ -73,7 +73,7 @@ class MeasureCursor(StageCursor[T]):
 
     Attributes:
         lengths: what `length_fn` returned for the samples that `take` returned last.
-        length: the same for one of them.
+        length: the same for the sample that `next` returned last, or that is looked at.
     """
 
     key: RestoreKey = ()
@@ -87,7 +87,19 @@ class MeasureCursor(StageCursor[T]):
         self._run = FunctionRun(spec.function)
         self._takes_turns = takes_turns(spec.function, spec.dataset)
 
-    __next__ = Cursor.__next__
+    def __next__(self) -> T:
+        """Returns the next sample, measured."""
+        inner = self.inner
+        while True:
+            item: T = next(inner)
+            key = inner.key
+            found = self._run.call(key, item)
+            if found is not SKIPPED:
+                self.key, self.length = key, found
+                is_plain = type(found) is int and 0 <= found <= self._longest
+                tokens = found if is_plain else self._counted(found)
+                current_context().measured(first_leaf(key)[0], tokens)
+                return item
 
     def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
         """Returns some of the next `n` samples, measured, and their restore keys."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from energon_lite import SavableDataLoader, WorkerConfig, get_savable_loader
+from energon_lite import SavableDataLoader, WorkerConfig
 from energon_lite.core.errors import StateError
 
 from ..helpers import (
@@ -18,16 +18,12 @@ from ..helpers import (
     train,
     validation,
 )
-
-
-def loader_of(make: Any, num_workers: int = 0, **config: Any) -> SavableDataLoader[Any]:
-    place = {"rank": 0, "world_size": 1, "num_workers": num_workers, **config}
-    return get_savable_loader(make(WorkerConfig(**place)))
+from .workers import loader_from
 
 
 def again(make: Any, loader: SavableDataLoader[Any], **config: Any) -> SavableDataLoader[Any]:
     """A fresh loader that goes on where `loader` stands."""
-    resumed = loader_of(make, **config)
+    resumed = loader_from(make, **config)
     resumed.load_state_dict(through_json(loader.state_dict()))
     return resumed
 
@@ -43,7 +39,7 @@ EVERY_KEY = [f"{i:05d}" for i in range(40)]
 
 
 def test_each_pass_has_every_sample_once_in_another_order(texts) -> None:
-    loader = loader_of(train(texts, repeat=False), num_streams=2)
+    loader = loader_from(train(texts, repeat=False), num_streams=2)
     passes = [keys(loader) for _ in range(3)]
     for found in passes:
         assert sorted(key for batch in found for key in batch) == EVERY_KEY
@@ -52,10 +48,10 @@ def test_each_pass_has_every_sample_once_in_another_order(texts) -> None:
 
 def test_save_at_every_place_of_a_finite_pass_and_after_it(texts) -> None:
     make = train(texts, "skipping", repeat=False, batch_size=5)
-    loader = loader_of(make, num_streams=3)
+    loader = loader_from(make, num_streams=3)
     passes = [list(loader), list(loader)]
     assert len(passes[0]) > 4
-    loader = loader_of(make, num_streams=3)
+    loader = loader_from(make, num_streams=3)
     iterator = iter(loader)
     for at in range(len(passes[0]) + 1):
         resumed = again(make, loader)
@@ -74,7 +70,7 @@ def test_save_at_every_place_of_a_finite_pass_and_after_it(texts) -> None:
 
 def test_save_of_a_restored_state_is_that_state(texts) -> None:
     make = train(texts, "skipping")
-    loader = loader_of(make, num_streams=3)
+    loader = loader_from(make, num_streams=3)
     iterator = iter(loader)
     for step in range(12):
         if step:
@@ -94,7 +90,7 @@ def test_state_saved_at_the_last_batch_begins_the_next_pass_on_any_topology(
     texts, num_streams, world_size
 ) -> None:
     make = train(texts, repeat=False, batch_size=1)
-    one = loader_of(make, num_streams=num_streams)
+    one = loader_from(make, num_streams=num_streams)
     passes = [list(one) for _ in range(3)]
     run = Ranks(make, 2, num_streams=num_streams)
     assert [len(loader) for loader in run.loaders] == [20, 20]
@@ -107,10 +103,10 @@ def test_state_saved_at_the_last_batch_begins_the_next_pass_on_any_topology(
 
 @pytest.mark.parametrize("length", [7, 20])
 def test_consumer_of_exactly_all_batches_of_virtual_epochs(texts, length) -> None:
-    one = loader_of(train(texts, repeat=False))
+    one = loader_from(train(texts, repeat=False))
     expected = [batch for _ in range(3) for batch in one]
     make = train(texts, repeat=False, virtual_epoch_length=length)
-    loader = loader_of(make)
+    loader = loader_from(make)
     found: list[Any] = []
     while len(found) < 42:
         # A pass of 14 batches ends an epoch early.
@@ -134,7 +130,7 @@ def test_virtual_epoch_resumed_on_other_ranks_has_what_is_left_of_its_slots(
 
 
 def test_len_of_a_virtual_epoch_stays_what_it_is(texts) -> None:
-    loader = loader_of(train(texts, "skipping", repeat=False, virtual_epoch_length=5))
+    loader = loader_from(train(texts, "skipping", repeat=False, virtual_epoch_length=5))
     for _ in range(5):
         assert len(loader) == 5
         list(loader)
@@ -142,7 +138,7 @@ def test_len_of_a_virtual_epoch_stays_what_it_is(texts) -> None:
 
 def test_passes_of_no_data_stay_empty(texts) -> None:
     make = train(texts, repeat=False, batch_size=50, batch_drop_last=True)
-    loader = loader_of(make)
+    loader = loader_from(make)
     for _ in range(3):
         assert list(loader) == []
     assert list(again(make, loader)) == []
@@ -170,7 +166,7 @@ def test_on_an_unchanged_topology_each_rank_resumes_where_it_stood(texts, ended)
 
 def test_one_rank_has_begun_the_next_pass_and_another_stands_at_the_end(texts) -> None:
     make = train(texts, "skipping", repeat=False)
-    one = loader_of(make, num_streams=2)
+    one = loader_from(make, num_streams=2)
     passes = [list(one), list(one)]
     run = Ranks(make, 2, num_streams=2)
     run.rest()
@@ -183,7 +179,7 @@ def test_one_rank_has_begun_the_next_pass_and_another_stands_at_the_end(texts) -
 @pytest.mark.parametrize("ranks", [(0, 1), (0, 0)])  # that have a batch before: both, or one
 def test_ranks_have_begun_the_next_pass_and_only_one_has_emitted_of_it(texts, ranks) -> None:
     make = train(texts, "skipping", repeat=False)
-    one = loader_of(make, num_streams=2)
+    one = loader_from(make, num_streams=2)
     passes = [list(one), list(one)]
     run = Ranks(make, 2, num_streams=2)
     for rank in ranks:
@@ -248,7 +244,7 @@ def test_more_ranks_than_batches_end_without_a_batch(texts) -> None:
 
 
 def test_validation_yields_every_sample_once_in_file_order_also_after_a_break(texts) -> None:
-    loader = loader_of(validation(texts), num_streams=3)
+    loader = loader_from(validation(texts), num_streams=3)
     for stop in (None, 4, None):
         found = [key for batch in islice(loader, stop) for key in keys_of(batch)]
         assert found == EVERY_KEY[: stop and 3 * stop]
@@ -256,7 +252,7 @@ def test_validation_yields_every_sample_once_in_file_order_also_after_a_break(te
 
 def test_validation_resumes_in_the_middle_only_after_a_restore(texts) -> None:
     make = validation(texts)
-    loader = loader_of(make, num_streams=3)
+    loader = loader_from(make, num_streams=3)
     expected = list(loader)
     assert len(list(islice(iter(loader), 5))) == 5
     resumed = again(make, loader)
@@ -265,9 +261,9 @@ def test_validation_resumes_in_the_middle_only_after_a_restore(texts) -> None:
 
 
 def test_limit_ends_validation_passes_early(texts) -> None:
-    expected = list(loader_of(validation(texts), num_streams=3))
+    expected = list(loader_from(validation(texts), num_streams=3))
     make = validation(texts, limit=4)
-    loader = loader_of(make, num_streams=3)
+    loader = loader_from(make, num_streams=3)
     assert len(loader) == 4
     for _ in range(3):
         assert_same(list(loader), expected[:4])
@@ -280,9 +276,9 @@ def test_limit_ends_validation_passes_early(texts) -> None:
 
 
 def test_limit_of_0_and_none_is_none_and_a_long_one_changes_nothing(texts) -> None:
-    expected = list(loader_of(validation(texts)))
+    expected = list(loader_from(validation(texts)))
     for limit in (0, None, 1000):
-        assert_same(list(loader_of(validation(texts, limit=limit))), expected)
+        assert_same(list(loader_from(validation(texts, limit=limit))), expected)
     with pytest.raises(ValueError, match="limit=-1"):
         validation(texts, limit=-1)(WorkerConfig(rank=0, world_size=1, num_workers=0))
 
@@ -297,8 +293,8 @@ def test_limit_counts_items_of_each_rank(texts) -> None:
 
 def test_virtual_epoch_is_resumed_in_its_middle(texts) -> None:
     make = train(texts, virtual_epoch_length=7)
-    expected = list(islice(iter(loader_of(train(texts))), 21))
-    loader = loader_of(make)
+    expected = list(islice(iter(loader_from(train(texts))), 21))
+    loader = loader_from(make)
     assert len(list(loader)) == 7
     for at in range(7):
         resumed = again(make, loader)
@@ -309,8 +305,8 @@ def test_virtual_epoch_is_resumed_in_its_middle(texts) -> None:
 
 def test_leaving_a_virtual_epoch_with_its_last_item_does_not_leave_an_empty_one(texts) -> None:
     make = train(texts, virtual_epoch_length=7)
-    expected = list(islice(iter(loader_of(train(texts))), 21))
-    loader = loader_of(make)
+    expected = list(islice(iter(loader_from(train(texts))), 21))
+    loader = loader_from(make)
     assert_same(list(islice(iter(loader), 7)), expected[:7])
     resumed = again(make, loader)
     assert_same(list(loader), expected[7:14])
@@ -320,10 +316,10 @@ def test_leaving_a_virtual_epoch_with_its_last_item_does_not_leave_an_empty_one(
 @pytest.mark.parametrize("length", [3, 7, 14, 100])
 def test_virtual_epochs_without_repeat_are_never_empty(texts, length) -> None:
     """40 samples are 14 batches a pass."""
-    one = loader_of(train(texts, repeat=False))
+    one = loader_from(train(texts, repeat=False))
     expected = [batch for _ in range(3) for batch in one]
     assert len(expected) == 42
-    loader = loader_of(train(texts, repeat=False, virtual_epoch_length=length))
+    loader = loader_from(train(texts, repeat=False, virtual_epoch_length=length))
     found: list[Any] = []
     while len(found) < 42:
         epoch = list(loader)
@@ -333,10 +329,10 @@ def test_virtual_epochs_without_repeat_are_never_empty(texts, length) -> None:
 
 
 def test_length_of_a_virtual_epoch_may_change_in_a_run(texts) -> None:
-    expected = list(islice(iter(loader_of(train(texts))), 12))
-    loader = loader_of(train(texts, virtual_epoch_length=7))
+    expected = list(islice(iter(loader_from(train(texts))), 12))
+    loader = loader_from(train(texts, virtual_epoch_length=7))
     assert len(list(islice(iter(loader), 5))) == 5
-    resumed = loader_of(train(texts, virtual_epoch_length=3))
+    resumed = loader_from(train(texts, virtual_epoch_length=3))
     resumed.load_state_dict(through_json(loader.state_dict()))
     found: list[Any] = []
     while len(found) < 7:
@@ -360,8 +356,8 @@ def test_length_is_the_number_of_batches(texts, batch_size, drop_last) -> None:
 
 
 def test_length_of_single_samples_and_of_an_endless_run_is_an_epoch(texts) -> None:
-    assert len(loader_of(train(texts, batch_size=None))) == 40
-    assert len(loader_of(train(texts, batch_size=4))) == 10
+    assert len(loader_from(train(texts, batch_size=None))) == 40
+    assert len(loader_from(train(texts, batch_size=4))) == 10
     dataset = train(texts, batch_size=4)(WorkerConfig(rank=0, world_size=2, num_workers=0))
     assert len(dataset) == 5
 

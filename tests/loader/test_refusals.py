@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from energon_lite import SavableDataLoader, WorkerConfig, get_savable_loader
+from energon_lite import WorkerConfig, get_savable_loader
 from energon_lite.core.errors import StateError
 from energon_lite.loader import resume
 
 from ..helpers import Ranks, assert_same, signed, through_json, train, validation
+from .workers import loader_from
 
 # --------------------------------------------------------------------------------------- settings
 
@@ -68,24 +68,11 @@ def test_what_is_no_dataset_is_refused(wrong, words) -> None:
 Changed = Callable[[list[dict[str, Any]]], Any]
 
 
-@pytest.fixture(scope="module")
-def states(texts: Path) -> list[dict[str, Any]]:
-    """The states of two ranks of four streams, after three steps."""
-    run = Ranks(train(texts, "skipping"), 2, num_streams=4)
-    run.steps(3)
-    return run.save()
-
-
-def loader_of(make: Any, **config: Any) -> SavableDataLoader[Any]:
-    place = {"rank": 0, "world_size": 1, "num_workers": 0, **config}
-    return get_savable_loader(make(WorkerConfig(**place)))
-
-
 def refused(make: Any, states: Any, **config: Any) -> str:
     """Returns the message of the refusal, after seeing that the loader works on as before."""
-    untouched = loader_of(make, **config)
+    untouched = loader_from(make, **config)
     expected = list(islice(iter(untouched), 4))
-    loader = loader_of(make, **config)
+    loader = loader_from(make, **config)
     iterator = iter(loader)
     assert_same(list(islice(iterator, 2)), expected[:2])
     before = through_json(loader.save_state_rank())
@@ -170,7 +157,7 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
 def test_other_settings_are_refused_by_name(texts, states, settings, words) -> None:
     make = train(texts, **{"encoder": "skipping", **settings})
     with pytest.raises(StateError, match=re.escape(words)) as caught:
-        loader_of(make).restore_state_global(states)
+        loader_from(make).restore_state_global(states)
     assert "Build the pipeline with the settings that it was saved with" in str(caught.value)
 
 

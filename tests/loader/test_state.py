@@ -6,13 +6,11 @@ import copy
 import json
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from energon_lite import SavableDataLoader, WorkerConfig, get_savable_loader
 from energon_lite.core.errors import StateError
 
 from ..helpers import (
@@ -25,20 +23,7 @@ from ..helpers import (
     train,
     write_tar,
 )
-
-
-@pytest.fixture
-def states(texts: Path) -> list[dict[str, Any]]:
-    """The states of two ranks of four streams, after three steps."""
-    run = Ranks(train(texts, "skipping"), 2, num_streams=4)
-    run.steps(3)
-    return run.save()
-
-
-def loader_of(make: Any, **config: Any) -> SavableDataLoader[Any]:
-    place = {"rank": 0, "world_size": 1, "num_workers": 0, **config}
-    return get_savable_loader(make(WorkerConfig(**place)))
-
+from .workers import loader_from
 
 # ------------------------------------------------------------------------------- what a state is
 
@@ -57,7 +42,7 @@ def test_size_of_a_state_does_not_grow_with_steps_or_payload(tmp_path) -> None:
         folder = tmp_path / f"texts-{length}"
         members = [(f"{i:05d}.txt", b"x" * length) for i in range(30)]
         write_tar(folder / "shard-0.tar", members)
-        loader = loader_of(train(prepared(folder, "TextSample", {"text": "txt"})), num_streams=3)
+        loader = loader_from(train(prepared(folder, "TextSample", {"text": "txt"})), num_streams=3)
         for steps in (10, 90):
             assert len(list(islice(iter(loader), steps))) == steps
             sizes.append(len(json.dumps(loader.save_state_rank())))
@@ -65,7 +50,7 @@ def test_size_of_a_state_does_not_grow_with_steps_or_payload(tmp_path) -> None:
 
 
 def test_state_of_a_loader_is_a_copy(texts) -> None:
-    loader = loader_of(train(texts))
+    loader = loader_from(train(texts))
     iterator = iter(loader)
     next(iterator)
     state = loader.save_state_rank()
@@ -78,8 +63,8 @@ def test_state_of_a_loader_is_a_copy(texts) -> None:
 
 def test_state_dict_is_one_leaf_and_load_state_dict_takes_every_form(texts) -> None:
     make = train(texts)
-    loader = loader_of(make)
-    expected = list(islice(iter(loader_of(make)), 8))
+    loader = loader_from(make)
+    expected = list(islice(iter(loader_from(make)), 8))
     assert len(list(islice(iter(loader), 3))) == 3
     [leaf] = loader.state_dict().values()
     assert isinstance(leaf, str)
@@ -89,7 +74,7 @@ def test_state_dict_is_one_leaf_and_load_state_dict_takes_every_form(texts) -> N
         loader.save_state_rank(),
         loader.save_state_global(),
     ):
-        resumed = loader_of(make)
+        resumed = loader_from(make)
         resumed.load_state_dict(through_json(state))
         assert_same(list(islice(iter(resumed), 5)), expected[3:])
 
@@ -99,8 +84,8 @@ def test_restore_in_the_middle_of_iteration_takes_effect_at_the_next_iter(
     texts, num_workers
 ) -> None:
     make = train(texts)
-    expected = list(islice(iter(loader_of(make, num_streams=2)), 10))
-    loader = loader_of(make, num_workers=num_workers, num_streams=2)
+    expected = list(islice(iter(loader_from(make, num_streams=2)), 10))
+    loader = loader_from(make, num_workers=num_workers, num_streams=2)
     loader.restore_state_rank(None)  # restores nothing
     iterator = iter(loader)
     next(iterator)
@@ -113,7 +98,7 @@ def test_restore_in_the_middle_of_iteration_takes_effect_at_the_next_iter(
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.processes)])
 def test_saving_asks_no_worker_and_reads_nothing(texts, monkeypatch, num_workers) -> None:
-    loader = loader_of(train(texts), num_workers=num_workers)
+    loader = loader_from(train(texts), num_workers=num_workers)
     iterator = iter(loader)
     next(iterator)
     monkeypatch.setattr(loader._run, "_deliveries", None)  # whoever asked for more would fail
@@ -140,7 +125,7 @@ def test_own_state_alone_is_accepted_though_ranks_stand_at_different_steps(texts
             run.next(rank)
     states = run.save()
     for rank in range(2):
-        loader = loader_of(make, rank=rank, world_size=2)
+        loader = loader_from(make, rank=rank, world_size=2)
         loader.restore_state_rank(states[rank])
         assert_same(list(islice(iter(loader), 10)), list(islice(run.iterators[rank], 10)))
 
@@ -151,7 +136,7 @@ def test_own_state_alone_is_accepted_though_ranks_stand_at_different_steps(texts
 )
 def test_changed_data_are_noticed(tmp_path, num_samples, payload, words) -> None:
     folder = text_set(tmp_path / "texts", 20, num_shards=1)
-    loader = loader_of(train(folder))
+    loader = loader_from(train(folder))
     next(iter(loader))
     state = through_json(loader.save_state_rank())
     (folder / ".nv-meta").rename(tmp_path / "old-meta")
@@ -161,19 +146,19 @@ def test_changed_data_are_noticed(tmp_path, num_samples, payload, words) -> None
         write_tar(folder / "shard-000.tar", [(f"{i:05d}.txt", payload) for i in range(20)])
         prepared(folder, "TextSample", {"text": "txt"})
     with pytest.raises(StateError, match=words) as caught:
-        loader_of(train(folder)).restore_state_rank(state)
+        loader_from(train(folder)).restore_state_rank(state)
     assert "source texts/train" in str(caught.value)
 
 
 def test_moved_dataset_resumes(tmp_path) -> None:
     folder = text_set(tmp_path / "here" / "texts", 20)
-    loader = loader_of(train(folder))
-    expected = list(islice(iter(loader_of(train(folder))), 5))
+    loader = loader_from(train(folder))
+    expected = list(islice(iter(loader_from(train(folder))), 5))
     next(iter(loader))
     state = [through_json(loader.save_state_rank())]
     (tmp_path / "there").mkdir()
     folder = folder.rename(tmp_path / "there" / "texts")
-    resumed = loader_of(train(folder))
+    resumed = loader_from(train(folder))
     resumed.restore_state_global(state)
     assert [b.text for b in islice(iter(resumed), 4)] == [b.text for b in expected[1:]]
 
@@ -250,7 +235,7 @@ def test_state_is_the_same_after_json_and_torch_save(texts, tmp_path) -> None:
 def test_corrupt_state_is_refused_or_resumes_exactly(texts, states, world_size) -> None:
     """No damage gives another exception than StateError, or other batches than the right ones."""
     make = train(texts, "skipping")
-    loader = loader_of(make, world_size=world_size)
+    loader = loader_from(make, world_size=world_size)
     loader.restore_state_global(states)
     expected = list(islice(iter(loader), 4))
     before = loader.save_state_rank()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import SavableDataLoader, WorkerConfig, get_savable_loader, get_train_dataset
 
 from ..helpers import Ranks, opened, through_json
 
@@ -30,6 +30,12 @@ def loader_of(
         texts, batch_size=batch_size, worker_config=config, task_encoder=encoder, **ORDER
     )
     return get_savable_loader(dataset, **settings)
+
+
+def loader_from(make: Any, num_workers: int = 0, **config: Any) -> SavableDataLoader[Any]:
+    """Returns a loader of the pipeline that a function makes for a place in a run."""
+    place = {"rank": 0, "world_size": 1, "num_workers": num_workers, **config}
+    return get_savable_loader(make(WorkerConfig(**place)))
 
 
 def kind_of(kind: str) -> dict[str, Any]:

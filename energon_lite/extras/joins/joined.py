@@ -20,7 +20,7 @@ from energon_lite.core.errors import (
     FatalSampleError,
     add_note,
 )
-from energon_lite.core.samples import Sample, field_of
+from energon_lite.core.samples import Sample, field_of, make_crude
 from energon_lite.core.seeds import key_of
 from energon_lite.core.state import JSON, RestoreKey
 from energon_lite.core.stream_context import current_context
@@ -39,7 +39,7 @@ from energon_lite.formats.shards import (
     ShardReader,
 )
 from energon_lite.formats.tar import key_of_members
-from energon_lite.sources.sample_loader import FieldMapMaker, SampleLoader, make_crude
+from energon_lite.sources.sample_loader import FieldMapMaker, SampleLoader
 from energon_lite.sources.source_factory import SourceFactory, Subset
 from energon_lite.sources.webdataset import BaseWebdatasetFactory
 from energon_lite.storage import files
