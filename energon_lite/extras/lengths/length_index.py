@@ -277,7 +277,7 @@ def _resources(dataset: MeasureDataset[Any], root: PurePath) -> tuple[str, ...]:
 
 
 def _lengths_here(cursor: MeasureCursor[Any]) -> dict[str, Any]:
-    (length,) = cursor.lengths
+    length = cursor.length
     return length if isinstance(length, dict) else {TOKENS: length}
 
 
