@@ -18,7 +18,7 @@ from energon_lite.core.arrays import Int64Array, argsort
 from energon_lite.formats.shards import Block, Rows, ShardReader
 from energon_lite.formats.tar import OneFileEach, block_members
 from energon_lite.storage.byte_file import ByteFile
-from energon_lite.storage.ranges import Runs, advise_runs, read_runs, runs_of
+from energon_lite.storage.ranges import Runs, read_runs, runs_of
 
 # Storage is slow where more than one in this number of reads has to wait for it.
 _WAITS = 16
@@ -102,18 +102,3 @@ def read_at_once(
     all_names = np.array([name for reader in readers for name in reader.shards], dtype=object)
     block = Block(read.data.data, members, all_names[rows.shards].tolist(), rows.places.tolist())
     return block, is_read.tolist(), _WAITS * read.num_waits > len(runs.owners)
-
-
-def advise_at_once(requests: Sequence[tuple[ShardReader, Int64Array]]) -> None:
-    """Asks the kernel to read samples into its page cache; does not wait for them.
-
-    Args:
-        requests: readers, and the numbers of samples, shape (N,), that each of them reads later.
-    """
-    readers = [reader for reader, _ in requests]
-    if readers:
-        parts = [reader.extents(indices, is_patient=False)[0] for reader, indices in requests]
-        _, runs, file_of = _together(readers, parts)
-        advise_runs(runs, file_of)
-        for reader in readers:
-            reader.close_files()

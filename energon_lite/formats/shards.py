@@ -399,6 +399,7 @@ class RangeReader(BlockReader):
         """Asks the kernel to read samples into its page cache, neighbours at once."""
         rows, _ = self.extents(indices, is_patient=False)
         advise_runs(runs_of(rows.shards, rows.starts, rows.stops), self.file)
+        self.close_files()
 
     def path_of(self, number: int) -> PurePath:
         """Returns the path of the shard at position `number`."""

@@ -6,8 +6,6 @@ import copy
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import repeat
-from time import perf_counter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,19 +13,16 @@ import numpy as np
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import Cursor, SavableDataset, SourceFacts, Traits
 from energon_lite.core.errors import StateError
-from energon_lite.core.sample_columns import Columns, Origin, SampleColumns
-from energon_lite.core.samples import SourceInfo
 from energon_lite.core.state import JSON, Names, RestoreKey, Snapshot
-from energon_lite.core.stream_context import context_or, replaying
+from energon_lite.core.stream_context import replaying
 from energon_lite.core.topology import Stream, WorkerConfig
-from energon_lite.core.user_function import FunctionRun, UserFunction
-from energon_lite.formats.shards import Block, BlockReader
-from energon_lite.formats.tar import key_of_members
+from energon_lite.core.user_function import UserFunction
+from energon_lite.formats.shards import BlockReader
 from energon_lite.names.energon_modules import LazyFunction
 from energon_lite.order.source_order import SourceOrder
-from energon_lite.sources.order_ahead import BlockOrder, OrderAhead
-from energon_lite.sources.sample_loader import DecodedBlock, SampleLoader
-from energon_lite.sources.source_blocks import source_blocks
+from energon_lite.sources.reading import ReadCursor
+from energon_lite.sources.refs import OrderAhead, RefOrder, Refs
+from energon_lite.sources.sample_loader import SampleLoader
 
 T = TypeVar("T")
 
@@ -74,10 +69,10 @@ class WebdatasetSource(SavableDataset[T]):
     def __post_init__(self) -> None:
         """Wraps the loader, to count what fails."""
         self._lengths: dict[tuple[str, str], Int64Array] = {}
-        self._function = UserFunction(
+        self.function = UserFunction(
             self.loader.__call__, name="load", config=self.worker_config, is_stateless=True
         )
-        self._function.may_draw = self.loader.may_draw
+        self.function.may_draw = self.loader.may_draw
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves the lengths behind: another process reads them when it needs them."""
@@ -132,7 +127,11 @@ class WebdatasetSource(SavableDataset[T]):
 
     def cursor(self, stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""
-        return SourceCursor(self, stream)
+        return ReadCursor(self.refs(stream), stream)
+
+    def refs(self, stream: Stream) -> SourceRefs:
+        """Returns the order of a stream."""
+        return SourceRefs(self, stream)
 
     def num_items(self, stream: Stream) -> int:
         """Counts the samples of the stream's share."""
@@ -180,147 +179,30 @@ class WebdatasetSource(SavableDataset[T]):
         }
 
 
-class SourceCursor(Cursor[T]):
-    """A stream's place in a source.
+class SourceRefs(RefOrder):
+    """A stream's place in the order of one source."""
 
-    Args:
-        source: the samples.
-        stream: the stream.
-        order: what comes next, by position; by default the source's own order.
-    """
+    def __init__(self, source: WebdatasetSource[Any], stream: Stream) -> None:
+        self.sources, self.mean_bytes, self.stream = (source,), source.mean_bytes, stream
+        self._ahead = OrderAhead(source.order.stream(stream))
+        self.position = 0
 
-    def __init__(
-        self, source: WebdatasetSource[T], stream: Stream, order: BlockOrder | None = None
-    ) -> None:
-        self.spec = source
-        self._name = source.name
-        self._stream = stream
-        self._order = order or source.order.stream(stream)
-        self._run = FunctionRun(source._function)
-        self._origins: dict[str, Origin] = {}
-        self.go_to(0)
+    def ahead(self, n: int) -> Refs:
+        """Returns the next `n` references, or what is left."""
+        epochs, indices = self._ahead.at(self.position, n)
+        return Refs(np.zeros(len(indices), np.int64), epochs, indices)
 
-    def go_to(self, position: int) -> None:
-        """Goes to a position."""
-        # The last block, decoded or not, which of its samples is next, and the position behind it.
-        self._block: Block | None = None
-        self._decoded: DecodedBlock | None = None
-        self._row = self._num_rows = 0
-        self._stop = position
-        self._blocks: Iterator[tuple[Block, Int64Array, Int64Array]] | None = None
-        self._last_failed = 0
-
-    @property
-    def position(self) -> int:
-        """The position of the next sample."""
-        return self._stop - self._num_rows + self._row
-
-    def __next__(self) -> T:
-        """Returns the next sample that can be read."""
-        while True:
-            if self._row == self._num_rows:
-                self._read_on()
-            if samples := self._one()[0]:
-                return samples[0]
-
-    def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
-        """Returns the next samples of a block that was decoded, or one, if it can be read."""
-        if self._row == self._num_rows:
-            self._read_on()
-        return self._made(self._decoded, n) if self._decoded and n > 1 else self._one()
-
-    def _one(self) -> tuple[list[T], list[RestoreKey]]:
-        """Returns the next sample of a block, if it can be read."""
-        row, context = self._row, self._context
-        self._row, number = row + 1, context.sample_index
-        context.sample_index = number + self._stream.num_streams
-        context.costs[self._name].draws += 1
-        self.key = key = (self._name, self._own_epochs[row], self._own_indices[row], number)
-        if self._decoded:
-            return [self.spec.loader.made_one(self._decoded, row, key)], [key]
-        block: Any = self._block
-        members, shard, place = block.members[row], block.shards[row], block.places[row]
-        since = perf_counter()
-        try:
-            sample: Any = self.spec.loader(block.data, members, shard, place, key)
-        except Exception as error:
-            self._count_skip(error, members, shard, place, key)
-            return [], []
-        finally:
-            context.costs[self._name].read_sec += perf_counter() - since
-        # Of a dataclass, or of a crude sample, a dict.
-        is_crude = isinstance(sample, dict)
-        self.key = sample["__restore_key__"] if is_crude else sample.__restore_key__
-        return [sample], [self.key]
-
-    def _made(self, block: DecodedBlock, n: int) -> tuple[SampleColumns, list[RestoreKey]]:
-        """Returns the next samples of a block that was decoded, and their restore keys."""
-        rows = slice(self._row, min(self._row + n, self._num_rows))
-        self._row = rows.stop
-        keys = self.numbered(self._own_epochs[rows], self._own_indices[rows])
-        self._context.costs[self._name].draws += len(keys)
-        return self.spec.loader.made(block, rows, keys, self._origins), keys
-
-    def numbered(self, epochs: list[int], indices: list[int]) -> list[RestoreKey]:
-        """Returns the restore keys of the next draws, at least one.
-
-        They are counted over all sources of the pipeline, which take turns.
-        """
-        context, step = context_or(self._stream), self._stream.num_streams
-        first = context.sample_index
-        context.sample_index = stop = first + len(indices) * step
-        keys = [*zip(repeat(self._name), epochs, indices, range(first, stop, step))]
-        self.key = keys[-1]
-        return keys
-
-    def _read_on(self) -> None:
-        """Reads the next block, and decodes its samples if this can be done for all at once.
-
-        Raises:
-            StopIteration: There is none.
-        """
-        since = perf_counter()
-        self._block = self._decoded = None  # keeps no bytes while it reads
-        spec = self.spec
-        if self._blocks is None:
-            self._context = context_or(self._stream)
-            order, share = OrderAhead(self._order), self._stream.share
-            self._blocks = source_blocks(spec.reader, order, self._stop, share, spec.mean_bytes)
-        try:
-            block, epochs, indices = next(self._blocks)
-            decoded = spec.loader.together(block)
-            if decoded and not self._origins:
-                self._origins = {self._name: spec.loader.origin}
-        except BaseException:
-            self._blocks = None  # a caller that continues after the error reads again
-            raise
-        finally:
-            self._context.costs[self._name].read_sec += perf_counter() - since
-        self._row, self._num_rows = 0, len(indices)
-        self._block, self._decoded = None if decoded else block, decoded
-        self._own_epochs, self._own_indices = epochs.tolist(), indices.tolist()
-        self._stop += self._num_rows
-
-    def _count_skip(
-        self, error: Exception, members: Any, shard: str, place: int, key: RestoreKey
-    ) -> None:
-        """Counts a sample that could not be read, under its key if that could be."""
-        if self.position != self._last_failed + 1:
-            self._run.failures = 0  # those before it were well
-        self._last_failed = self.position
-        source = self.spec
-        sample_key = key_of_members(members) or f"{shard}[{place}]"
-        info = SourceInfo(str(source.reader.root), key[2], shard, ())
-        described = {"__key__": sample_key, "__sources__": (info,)}
-        self._run.count_skip(error, key, described, is_noted=True)
+    def pass_over(self, n: int) -> None:
+        """Advances by `n` references."""
+        self.position += n
 
     def snapshot(self) -> Snapshot:
         """Returns the position."""
-        return Snapshot("source", {"name": self._name, "position": self.position})
+        return Snapshot("source", {"name": self.sources[0].name, "position": self.position})
 
     def restore(self, snapshot: Snapshot) -> None:
         """Goes to a position."""
-        self.go_to(_position_in(snapshot, self.spec.name))
+        self.position = _position_in(snapshot, self.sources[0].name)
 
 
 def _position_in(snapshot: Snapshot, name: str) -> int:

@@ -4,41 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from time import perf_counter
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits, depth_of
-from energon_lite.core.errors import StateError
-from energon_lite.core.keys import first_leaf, leaves
-from energon_lite.core.sample_columns import Columns, samples_of
 from energon_lite.core.seeds import key_of
 from energon_lite.core.stage import StageCursor
-from energon_lite.core.state import COUNT, JSON, NUMBER, TEXT, RestoreKey, Snapshot, rows
-from energon_lite.core.stream_context import context_or, current_context
+from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream, WorkerConfig
-from energon_lite.core.user_function import FunctionRun, unskipped
-from energon_lite.order.blending import MODES, BlendOrder, BudgetOrder, BudgetState
+from energon_lite.order.blending import MODES, BlendOrder
 from energon_lite.order.schedules import Schedule, Weight, Weights
-from energon_lite.sources.draws_ahead import DrawsAhead, common_kind
-from energon_lite.sources.planned_source import OrderColumns, OrderCursor, interleaved
+from energon_lite.sources.reading import ReadCursor, common_kind
 from energon_lite.sources.source import SourcePlaces, WebdatasetSource
+from energon_lite.stages.blend_refs import BlendRefs
+from energon_lite.stages.by_source import by_source
+from energon_lite.stages.choosers import LONGEST_BLOCK, BySamples, ByTokens, Chooser
 from energon_lite.stages.concat import CombinedDataset, RepeatDataset, total_items
-from energon_lite.stages.map import MapDataset
+from energon_lite.stages.map import FilterDataset, MapDataset
 
 T = TypeVar("T")
 
 UNTIL = ("first", "all_once", "forever")
-# Draws that are planned together.
-_BLOCK = 256
-_LONGEST_BLOCK = 1 << 16
-# Further draws after which a draw's measured length counts in the choice.
-LAG = 16
+# Draws up to an end that are counted at first.
+_FEWEST = 256
 
 
 class BlendDataset(CombinedDataset[T]):
@@ -142,15 +133,20 @@ class BlendDataset(CombinedDataset[T]):
 
     def chooser(self, stream: Stream) -> Chooser:
         """Returns what chooses the dataset of each draw of a stream."""
-        return _BySamples(self.order(stream), len(self.datasets))
+        return BySamples(self.order(stream), len(self.datasets))
 
     def cursor(self, stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""
-        if self.leaves:
-            cursor: Cursor[T] = _SourcesCursor(self, stream)
-            is_made = any(type(dataset) is MapDataset for dataset in self.datasets)
-            return _MadeCursor(self, cursor) if is_made else cursor
-        return _BlendCursor(self, stream, [dataset.cursor(stream) for dataset in self.datasets])
+        if not self.leaves:
+            return _BlendCursor(self, stream, [dataset.cursor(stream) for dataset in self.datasets])
+        refs = self.refs(stream)
+        cursor = ReadCursor(refs, stream) if refs else _SourcesCursor(self, stream)
+        return by_source(self, cursor, stream)
+
+    def refs(self, stream: Stream) -> BlendRefs | None:
+        """Returns the order of a stream, if it does not depend on what is read."""
+        chooser = self.chooser(stream) if self.leaves else None
+        return BlendRefs(self, chooser, stream) if isinstance(chooser, BySamples) else None
 
     def num_items(self, stream: Stream) -> int:
         """Counts the items of a stream's pass."""
@@ -245,7 +241,7 @@ class TokenBlendDataset(BlendDataset[T]):
 
     def chooser(self, stream: Stream) -> Chooser:
         """Returns what chooses the dataset of each draw of a stream."""
-        return _ByTokens(self, stream)
+        return ByTokens(self, stream)
 
     def num_items(self, stream: Stream) -> int:
         """Sums the items of the datasets."""
@@ -264,248 +260,6 @@ def _digest(arrays: list[Int64Array]) -> str:
     return digest.hexdigest()
 
 
-class Chooser(Protocol):
-    """Chooses the dataset of each draw of a stream."""
-
-    def choose(self) -> int:
-        """Returns the dataset that the next draw takes."""
-
-    def drew(self, child: int, key: RestoreKey) -> None:
-        """Counts a draw, which returned the item with this restore key."""
-
-    def leave_out(self, ended: set[int]) -> None:
-        """Takes all datasets that have ended out of the choice, from the next draw on."""
-
-    def state(self) -> dict[str, Any]:
-        """Returns what `restore` needs."""
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Goes to the state that a snapshot has among its fields."""
-
-
-class _BySamples:
-    """Chooses by the number of the draw: a plan for many draws at a time.
-
-    Attributes:
-        size: how many draws are planned together, if all datasets are left.
-        plan: the datasets that the next draws take.
-        at: the place of the next draw in `plan`.
-    """
-
-    def __init__(self, order: BlendOrder, num_datasets: int) -> None:
-        self._order = order
-        self._num_datasets = num_datasets
-        self.size = _BLOCK
-        self._begin(0)
-
-    def _begin(self, draw: int) -> None:
-        self._ended: set[int] = set()
-        self._only_one_left: int | None = 0 if self._num_datasets == 1 else None
-        self._go_to(draw)
-
-    def _go_to(self, draw: int) -> None:
-        """Forgets the plan; the next one begins with `draw`."""
-        self._next_plan = draw
-        self.plan: list[int] = []
-        self._draws = np.empty(0, dtype=np.int64)
-        self.at = self._block = 0
-
-    def choose(self) -> int:
-        """Returns the dataset that the next draw takes."""
-        if self._only_one_left is not None:
-            return self._only_one_left
-        while self.at >= len(self.plan):
-            size = max(self.size, self._block)
-            draws = np.arange(self._next_plan, self._next_plan + size)
-            self._set_plan(self._order.block(self._next_plan, size), draws)
-            self._next_plan += size
-            if self._ended:
-                # Where little is left of the weights, long intervals are passed over at once.
-                self._block = min(_LONGEST_BLOCK, 2 * size) if len(self.plan) < 16 else 0
-                if not self.plan and (alone := self._pass_over()) is not None:
-                    return alone
-        return self.plan[self.at]
-
-    def _set_plan(self, plan: Int64Array, draws: Int64Array) -> None:
-        """Plans draws, but for those of datasets that have ended."""
-        if self._ended:
-            is_left = ~np.isin(plan, list(self._ended))
-            plan, draws = plan[is_left], draws[is_left]
-        self.plan, self._draws, self.at = plan.tolist(), draws, 0
-
-    def drew(self, child: int, key: RestoreKey) -> None:
-        """Counts a draw."""
-        self.at += 1
-
-    def _pass_over(self) -> int | None:
-        """Passes over draws at which no dataset that is left has a share.
-
-        Returns:
-            If none ever has one again, the first of them: they are taken whole, one by one.
-        """
-        is_left = ~np.isin(np.arange(self._num_datasets), list(self._ended))
-        later = self._order.next_draw(self._next_plan, is_left)
-        if later is None:
-            self._go_to(self._next_plan)
-            self._only_one_left = int(is_left.argmax())
-        else:
-            self._next_plan = max(self._next_plan, later)
-        return self._only_one_left
-
-    def take(self, num_draws: int) -> Int64Array:
-        """Returns the datasets of the next draws, shape (num_draws,); none may have ended."""
-        draw = self._next_draw
-        self._go_to(draw + num_draws)
-        return self._order.block(draw, num_draws)
-
-    def following(self, num_draws: int) -> Int64Array:
-        """Returns the datasets of draws after the plan, as far as is known before they end."""
-        with suppress(ValueError):  # weights that are all 0, which the draws themselves report
-            return self._order.block(self._next_plan, num_draws)
-        return np.empty(0, dtype=np.int64)
-
-    def leave_out(self, ended: set[int]) -> None:
-        """Takes the datasets that have ended out of the plan, from the next draw on."""
-        self._ended, self._only_one_left = ended, None
-        if len(ended) == self._num_datasets - 1:
-            # Whatever the plan has, it is always the turn of this one.
-            (self._only_one_left,) = set(range(self._num_datasets)) - ended
-            self._go_to(self._next_draw)
-        else:
-            self._set_plan(np.array(self.plan[self.at :]), self._draws[self.at :])
-
-    @property
-    def _next_draw(self) -> int:
-        return int(self._draws[self.at]) if self.at < len(self.plan) else self._next_plan
-
-    def state(self) -> dict[str, Any]:
-        """Returns the number of the next draw."""
-        return {"draw": self._next_draw}
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Goes to a draw."""
-        self._begin(snapshot.count("draw"))
-
-
-class _Draw(NamedTuple):
-    """A draw whose length has not been counted yet.
-
-    Attributes:
-        child: the dataset that was drawn from.
-        guess: the length that was counted for it.
-        tokens: the length that was measured, as far as it is known.
-        source: the source of its first sample.
-    """
-
-    child: int
-    guess: float
-    tokens: int
-    source: str
-
-
-_TOKEN_STATE = {
-    "draw": COUNT,
-    "debts": rows(NUMBER, NUMBER, NUMBER),
-    "pending": rows(COUNT, NUMBER, COUNT, TEXT),
-    "measured": rows(TEXT, COUNT),
-}
-
-
-class _ByTokens:
-    """Chooses by the tokens of the draws before.
-
-    The tokens of a draw come from an index; or they are those that are measured of its source
-    between the draw and the next one.
-    """
-
-    def __init__(self, spec: TokenBlendDataset[Any], stream: Stream) -> None:
-        self._stream = stream
-        self._num_datasets = len(spec.datasets)
-        self._order = BudgetOrder(spec.weights, spec.key, stream)
-        self._lengths = None if spec.lengths is None else spec.lengths_by_source()
-        self._sources = [facts.name for facts in spec.sources()]
-        self._pending: deque[_Draw] = deque()
-        self._begin({})
-
-    def _begin(self, open_tokens: dict[str, int]) -> None:
-        """Begins to count what is measured, of which `open_tokens` belong to no draw so far."""
-        self._context = context_or(self._stream)
-        tokens = self._context.tokens
-        # What had been measured of each source when it was counted last.
-        self._counted = {name: tokens[name] - open_tokens.get(name, 0) for name in self._sources}
-
-    def choose(self) -> int:
-        """Returns the dataset that the next draw takes."""
-        if self._lengths is None:
-            self._settle()
-        return self._order.choose()
-
-    def _settle(self) -> None:
-        """Counts what was measured of the last draw, and the length of the oldest pending draw."""
-        self._context = context_or(self._stream)
-        pending, order = self._pending, self._order
-        if pending:
-            last = pending[-1]
-            measured = self._context.tokens[last.source]
-            new = measured - self._counted.get(last.source, measured)
-            pending[-1] = last._replace(tokens=last.tokens + new)
-            self._counted[last.source] = measured
-        if len(pending) >= LAG:
-            child, guess, tokens, _ = pending.popleft()
-            order.count(child, order.draw - len(pending) - 1, tokens - guess)
-            order.learn(child, float(tokens))
-
-    def drew(self, child: int, key: RestoreKey) -> None:
-        """Counts the draw: with its length, if there is an index; with the mean until then."""
-        order = self._order
-        if self._lengths is not None:
-            tokens = float(sum([self._indexed(self._lengths, leaf) for leaf in leaves(key)]))
-            order.count(child, order.draw, tokens)
-            order.learn(child, tokens)
-        else:
-            guess = order.mean(child)
-            order.count(child, order.draw, guess)
-            self._pending.append(_Draw(child, guess, 0, first_leaf(key)[0]))
-        order.draw += 1
-
-    def _indexed(self, lengths: dict[str, Int64Array], leaf: RestoreKey) -> int:
-        tokens = int(lengths[leaf[0]][leaf[2]])
-        if not self._stream.is_measured:
-            context_or(self._stream).costs[leaf[0]].tokens += tokens
-        return tokens
-
-    def leave_out(self, ended: set[int]) -> None:
-        """Takes the datasets that have ended out of the choice."""
-        for child in ended:
-            self._order.leave_out(child)
-
-    def state(self) -> dict[str, Any]:
-        """Returns tokens and mean lengths, and the last draws."""
-        state, tokens = self._order.state(), self._context.tokens
-        found = ((name, tokens[name] - count) for name, count in self._counted.items())
-        return {
-            "draw": state.draw,
-            "debts": tuple(zip(state.debts, state.tokens, state.counts, strict=True)),
-            "pending": tuple(tuple(draw) for draw in self._pending),
-            "measured": tuple((name, new) for name, new in found if new),
-        }
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Goes to a state."""
-        fields = snapshot.checked(_TOKEN_STATE)
-        table, pending = fields["debts"], [_Draw(*row) for row in fields["pending"]]
-        if len(table) != self._num_datasets or any(d.child >= len(table) for d in pending):
-            raise StateError(
-                f"The checkpoint's token blend has debts={table!r:.80} and "
-                f"pending={fields['pending']!r:.80}, which are of other datasets than the "
-                f"{self._num_datasets} of this one"
-            )
-        columns = [list(column) for column in zip(*table, strict=True)]
-        self._order.go_to(BudgetState(fields["draw"], *columns))
-        self._pending = deque(pending)
-        self._begin(dict(fields["measured"]))
-
-
 class _Opened(dict[int, Any]):
     """The cursors of a blend of sources, by number: each is opened when it is drawn from first.
 
@@ -513,11 +267,8 @@ class _Opened(dict[int, Any]):
 
     Attributes:
         positions: shape (K,), never changed in place; where the sources stand, except for what was
-            drawn since from those that have a cursor, and for what `ahead` has returned.
-        ahead: what reads the next draws together, if anything does.
+            drawn since from those that have a cursor.
     """
-
-    ahead: DrawsAhead | None = None
 
     def __init__(self, spec: BlendDataset[Any], stream: Stream) -> None:
         self._spec = spec
@@ -529,30 +280,17 @@ class _Opened(dict[int, Any]):
         share = self._stream.share * float(self._shares[child])
         leaf = self._spec.leaves[child]
         cursor: Any = leaf.cursor(dataclasses.replace(self._stream, share=share))
-        if self.ahead is not None:
-            self.ahead.settle()
-        if self.positions[child]:
-            cursor.go_to(int(self.positions[child]))
+        cursor.order.position = int(self.positions[child])
         self[child] = cursor
         return cursor
 
-    def close(self, child: int) -> None:
-        """Removes a cursor, and notes its position."""
-        self._note([child])
-        del self[child]
-
-    def _note(self, children: Iterable[int]) -> None:
-        """Puts the positions of cursors into a new array: snapshots keep the one before."""
-        self.positions = self.positions.copy()
-        for child in children:
-            self.positions[child] = self[child].position
-
     def snapshot(self, drawn: set[int]) -> SourcePlaces:
         """Returns the places of all sources, of which some were drawn from."""
-        if drawn_alone := drawn & self.keys():
-            self._note(drawn_alone)
-        taken = () if self.ahead is None else self.ahead.taken
-        return SourcePlaces(self._spec.labels, self.positions, taken)
+        if drawn_here := drawn & self.keys():
+            self.positions = self.positions.copy()  # snapshots keep the one before
+            for child in drawn_here:
+                self.positions[child] = self[child].order.position
+        return SourcePlaces(self._spec.labels, self.positions)
 
     def restore(self, snapshots: Sequence[Snapshot]) -> None:
         """Goes to other places."""
@@ -612,31 +350,6 @@ class _BlendCursor(StageCursor[T]):
             raise StopIteration
         self._chooser.leave_out(self._ended)
 
-    @property
-    def has_columns(self) -> bool:
-        """As `OrderCursor`: if nothing below comes to an end."""
-        return (
-            self._is_plain
-            and isinstance(self._chooser, _BySamples)
-            and all(
-                dataset.endless and isinstance(cursor, OrderCursor) and cursor.has_columns
-                for dataset, cursor in zip(self.spec.datasets, self.cursors, strict=True)
-            )
-        )
-
-    def take_columns(self, n: int) -> OrderColumns:
-        """As `OrderCursor`."""
-        cursors = self.cursors
-        self._drawn.update(range(len(cursors)))
-        if len(cursors) == 1:
-            columns: OrderColumns = cursors[0].take_columns(n)
-            return columns
-        chooser: Any = self._chooser
-        turns = chooser.take(n)
-        counts = np.bincount(turns, minlength=len(cursors)).tolist()
-        parts = [cursor.take_columns(count) for cursor, count in zip(cursors, counts, strict=True)]
-        return interleaved(parts, turns)
-
     def fields(self) -> dict[str, Any]:
         return self._chooser.state()
 
@@ -652,109 +365,33 @@ class _BlendCursor(StageCursor[T]):
 
 
 class _SourcesCursor(_BlendCursor[T]):
-    """A place in a blend of sources, of which the next draws are read together if possible."""
+    """A place in a blend of sources whose order depends on what is read."""
 
     def __init__(self, spec: BlendDataset[T], stream: Stream) -> None:
-        self._opened = _Opened(spec, stream)
-        self._stream = stream
-        super().__init__(spec, stream, self._opened)
-
-    def _begin(self) -> None:
-        super()._begin()
-        self._ahead: DrawsAhead | None = None
-        spec, chooser = self.spec, self._chooser
-        if spec.kind and isinstance(chooser, _BySamples):
-            self._plan = chooser
-            self._ahead = DrawsAhead(
-                spec.leaves, self._stream, self._opened, chooser.following, spec.kind,
-                spec.mean_bytes,
-            )  # fmt: skip
-            chooser.size = self._ahead.size
-        self._opened.ahead = self._ahead
-
-    def _num_ready(self, n: int) -> int:
-        """Counts how many of the next `n` draws were read; reads on where these are over."""
-        ahead = self._ahead
-        if ahead is None:
-            return 0
-        plan = self._plan
-        if plan.at < len(plan.plan) and (num := ahead.num_ready(n)):
-            return num
-        plan.choose()
-        if plan.plan and ahead.is_over():
-            ahead.read(np.array(plan.plan[plan.at :]))
-            plan.size = ahead.size
-        return ahead.num_ready(n)
-
-    __next__ = Cursor.__next__
-
-    def _draw(self, child: int) -> T:
-        if self._num_ready(1):  # since another source has ended
-            return next(self)
-        item = super()._draw(child)
-        if self._ahead is not None:
-            self._ahead.pass_over()
-        return item
-
-    def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
-        num = self._num_ready(n)
-        if not num:
-            return [super().__next__()], [self.key]
-        assert self._ahead is not None
-        columns, keys = self._ahead.take(num)
-        self._plan.at += num
-        self.key = keys[-1]
-        return columns, keys
-
-    def _end(self, child: int) -> None:
-        super()._end(child)
-        if self._ahead is not None:
-            self._ahead.leave_out(self._ended)
+        super().__init__(spec, stream, _Opened(spec, stream))
 
     def places(self) -> Sequence[Snapshot]:
-        places = self._opened.snapshot(self._drawn)
+        places: Sequence[Snapshot] = self.cursors.snapshot(self._drawn)
         self._drawn.clear()
         return places
 
     def restore(self, snapshot: Snapshot) -> None:
         snapshot.expect(self.spec.name, len(self.spec.datasets))
         self.set_fields(snapshot)
-        self._opened.restore(snapshot.below(self.spec.labels))
-
-
-class _MadeCursor(StageCursor[T]):
-    """A place in a blend of sources, of which some have a function over them, such as a cooker."""
-
-    key: RestoreKey = ()
-    __next__ = Cursor.__next__
-
-    def __init__(self, spec: BlendDataset[T], inner: Cursor[Any]) -> None:
-        super().__init__(spec, inner)
-        self._runs = {
-            leaf.name: FunctionRun(dataset.function) if type(dataset) is MapDataset else None
-            for leaf, dataset in zip(spec.leaves, spec.datasets, strict=True)
-        }
-
-    def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
-        """Returns some of the next items; the functions are called in their order."""
-        found, keys = self.inner.take(n)
-        runs, spend, made = self._runs, current_context().spend, list[Any]()
-        since = perf_counter()
-        for key, item in zip(keys, samples_of(found), strict=True):
-            run = runs[key[0]]
-            made.append(item if run is None else run.call(key, item))
-            until = perf_counter()
-            spend(key, until - since)
-            since = until
-        made, keys = unskipped(made, keys)
-        self.key = keys[-1] if keys else self.key
-        return made, keys
+        self.cursors.restore(snapshot.below(self.spec.labels))
 
 
 def _leaves(datasets: Sequence[Any]) -> list[Any]:
     """Returns the sources of datasets that make one item of each sample; else nothing."""
-    below = [d.dataset if type(d) is MapDataset and d.traits.per_item else d for d in datasets]
-    return below if all(type(leaf) is WebdatasetSource for leaf in below) else []
+    below = [_source_under(dataset) for dataset in datasets]
+    return below if None not in below else []
+
+
+def _source_under(dataset: Any) -> WebdatasetSource[Any] | None:
+    """Returns the source under functions that make one item of each sample, or none of it."""
+    while type(dataset) in (MapDataset, FilterDataset) and dataset.traits.per_item:
+        dataset = dataset.dataset
+    return dataset if type(dataset) is WebdatasetSource else None
 
 
 def leaf_weights(weights: Weights) -> list[JSON]:
@@ -814,7 +451,7 @@ def _draws_until(
     """
     left = np.array(limits, dtype=np.int64)
     has_ended = np.zeros(len(limits), dtype=bool)
-    draw, size = 0, _BLOCK
+    draw, size = 0, _FEWEST
     while True:
         plan = order.block(draw, size)
         counts = np.bincount(plan, minlength=len(limits))
@@ -824,7 +461,7 @@ def _draws_until(
         if places and (not all_of_them or has_ended.all()):
             return draw + (max(places) if all_of_them else min(places))
         left = np.where(has_ended, left, left - counts)
-        draw, size = draw + size, min(2 * size, _LONGEST_BLOCK)
+        draw, size = draw + size, min(2 * size, LONGEST_BLOCK)
         for child in np.flatnonzero(~has_ended & (counts == 0)).tolist() if all_of_them else ():
             if order.next_draw(draw, np.arange(len(limits)) == child) is None:
                 raise ValueError(

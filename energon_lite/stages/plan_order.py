@@ -9,43 +9,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from energon_lite.batching.rules import TOKENS, WHOLE
+from energon_lite.batching.rules import TOKENS
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import AnyDataset, Cursor, taken
 from energon_lite.core.errors import FatalSampleError
-from energon_lite.core.global_generators import ALL
 from energon_lite.core.keys import REPEATED, whole
-from energon_lite.core.sample_columns import samples_of
+from energon_lite.core.sample_columns import Columns, samples_of
+from energon_lite.core.stage import Stage
 from energon_lite.core.state import RestoreKey, Snapshot
 from energon_lite.core.stream_context import StreamContext, context_of, current_context
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED, unskipped
-from energon_lite.sources.planned_source import (
-    OrderCursor,
-    OrderOnlySource,
-    PlannedRows,
-    PlannedSource,
-)
+from energon_lite.sources.refs import RefOrder, Refs
 from energon_lite.sources.source import WebdatasetSource
+from energon_lite.stages.blend import BlendDataset
+from energon_lite.stages.by_source import with_order
 from energon_lite.stages.collect import name_of
 from energon_lite.stages.token_lengths import MeasureCursor
 
-Columns = TypeVar("Columns", bound=tuple[Any, ...])
+Table = TypeVar("Table", bound=tuple[Any, ...])
 
 
-class Refs(NamedTuple):
+class DrawnRefs(NamedTuple):
     """Samples that are to be read; N of them.
 
     Attributes:
-        sources: shape (N,); numbers of their sources.
+        sources: shape (N,); this column and the next two are those of `Refs`.
         epochs: shape (N,).
-        indices: shape (N,); which sample of the source.
+        indices: shape (N,).
         draws: shape (N,); the number of the draw in the run, unlike that of any other.
     """
 
@@ -55,24 +51,24 @@ class Refs(NamedTuple):
     draws: Int64Array
 
 
-NO_REFS = Refs(*np.empty((4, 0), np.int64))
+NO_REFS = DrawnRefs(*np.empty((4, 0), np.int64))
 
 
-def chosen(columns: Columns, which: Any) -> Columns:
+def chosen(columns: Table, which: Any) -> Table:
     """Returns some rows of a tuple of arrays."""
     make: Any = type(columns)
-    rows: Columns = make(*(column[which] for column in columns))
+    rows: Table = make(*(column[which] for column in columns))
     return rows
 
 
-def joined(blocks: Sequence[Columns]) -> Columns:
+def joined(blocks: Sequence[Table]) -> Table:
     """Returns several tuples of arrays as one."""
     make: Any = type(blocks[0])
-    rows: Columns = make(*map(np.concatenate, zip(*blocks, strict=True)))
+    rows: Table = make(*map(np.concatenate, zip(*blocks, strict=True)))
     return rows
 
 
-def keys_of(refs: Refs, names: Sequence[str]) -> list[RestoreKey]:
+def keys_of(refs: DrawnRefs, names: Sequence[str]) -> list[RestoreKey]:
     """Returns the restore keys of samples."""
     sources, *rest = (column.tolist() for column in refs)
     return list(zip((names[number] for number in sources), *rest, strict=True))
@@ -93,8 +89,8 @@ def order_of(dataset: AnyDataset) -> AnyDataset:
         ValueError: A stage neither works on each sample nor chooses which sample is next; or its
             order depends on what is read.
     """
-    if isinstance(dataset, WebdatasetSource):
-        return OrderOnlySource(dataset)
+    if isinstance(dataset, (WebdatasetSource, BlendDataset)) and dataset.refs(Stream(0, 1)):
+        return OrderDataset(dataset)
     traits = dataset.traits
     if traits.per_item:
         return order_of(dataset.children[0])
@@ -107,15 +103,57 @@ def order_of(dataset: AnyDataset) -> AnyDataset:
     return dataset.with_children([order_of(child) for child in dataset.children])
 
 
-def branch_of(dataset: Any, source: str, rows: PlannedRows) -> Any:
-    """Returns what reads and encodes samples of one source; None if it is not below."""
-    if isinstance(dataset, WebdatasetSource):
-        return PlannedSource(dataset, rows) if dataset.name == source else None
-    found = (branch_of(child, source, rows) for child in dataset.children)
-    below = next((branch for branch in found if branch is not None), None)
-    if below is None or not dataset.traits.per_item:
-        return below
-    return dataset.with_children([below])
+class OrderDataset(Stage[RestoreKey]):
+    """The restore keys of samples in place of the samples; no byte is read.
+
+    State, Length, Keys: those of the samples.
+
+    Args:
+        dataset: a source, or a blend of sources.
+    """
+
+    def cursor(self, stream: Stream) -> Cursor[RestoreKey]:
+        """Returns a fresh cursor."""
+        dataset: Any = self.dataset
+        return _OrderCursor(dataset.refs(stream))
+
+    def restore_sample(self, restore_key: RestoreKey) -> RestoreKey:
+        """Returns the key itself, if it is one of a source."""
+        for source in sources_in(self.dataset):
+            if source.name == restore_key[0]:
+                source.index_in(restore_key)
+                return restore_key
+        raise ValueError(f"{restore_key!r} is the key of no source here")
+
+
+class _OrderCursor(Cursor[RestoreKey]):
+    key: RestoreKey = ()
+
+    def __init__(self, order: RefOrder) -> None:
+        self.order = order
+        self.names = [source.name for source in order.sources]
+
+    def refs(self, n: int) -> Refs:
+        """Returns some of the next references; no context counts these draws."""
+        refs = self.order.ahead(n)
+        self.order.pass_over(len(refs.sources))
+        return refs
+
+    def take(self, n: int) -> tuple[list[RestoreKey] | Columns, list[RestoreKey]]:
+        refs = self.refs(n)
+        num = len(refs.sources)
+        if not num:
+            raise StopIteration
+        drawn = DrawnRefs(*refs, np.array(self.order.draws(num)))
+        keys = keys_of(drawn, self.names)
+        self.key = keys[-1]
+        return keys, keys
+
+    def snapshot(self) -> Snapshot:
+        return self.order.snapshot()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        self.order.restore(snapshot)
 
 
 class OrderReader:
@@ -137,24 +175,29 @@ class OrderReader:
         self._context = StreamContext(stream)
         self.num_draws = 0
 
-    def take(self, num_refs: int) -> Refs:
+    def take(self, num_refs: int) -> DrawnRefs:
         """Returns the next references; fewer only at the end of the pass."""
-        cursor = self._cursor
-        if isinstance(cursor, OrderCursor) and cursor.has_columns:
-            names, sources, epochs, indices = cursor.take_columns(num_refs)
-            numbers = np.array([self._numbers[name] for name in names], dtype=np.int64)
-            return self._numbered(numbers[sources], epochs, indices)
+        if isinstance(self._cursor, _OrderCursor):
+            return self._drawn(self._cursor, num_refs)
         with context_of(self._context):
-            _, keys = taken(cursor, num_refs)
+            _, keys = taken(self._cursor, num_refs)
         self._context.take_costs()
         rows = [(self._numbers[name], epoch, index) for name, epoch, index, *_ in keys]
         return self._numbered(*np.array(rows, np.int64).reshape(-1, 3).T)
 
-    def _numbered(self, sources: Int64Array, epochs: Int64Array, indices: Int64Array) -> Refs:
+    def _drawn(self, cursor: _OrderCursor, num_refs: int) -> DrawnRefs:
+        numbers = np.array([self._numbers[name] for name in cursor.names], np.int64)
+        parts = [NO_REFS]
+        while num_refs > 0 and len((refs := cursor.refs(num_refs)).sources):
+            parts.append(self._numbered(numbers[refs.sources], refs.epochs, refs.indices))
+            num_refs -= len(refs.sources)
+        return joined(parts)
+
+    def _numbered(self, sources: Int64Array, epochs: Int64Array, indices: Int64Array) -> DrawnRefs:
         draws = np.arange(self.num_draws, self.num_draws + len(sources))
         self.num_draws += len(sources)
         draws = draws * self._stream.num_streams + self._stream.index
-        return Refs(sources, epochs, indices, draws)
+        return DrawnRefs(sources, epochs, indices, draws)
 
     def snapshot(self) -> Snapshot:
         """Returns the place."""
@@ -167,8 +210,39 @@ class OrderReader:
         self.num_draws = num_draws
 
 
+class _PlannedRefs(RefOrder):
+    """References that a plan chose, in the order of its lists.
+
+    Those that are not due are not made: they would be counted with a list before their own.
+    """
+
+    def __init__(self, spec: Any, refs: DrawnRefs, stream: Stream) -> None:
+        self.sources, self.mean_bytes = [*spec.webdatasets.values()], spec.mean_bytes
+        self.kind = spec.sample_kind
+        self.stream = stream
+        self._refs, self._draws = Refs(*refs[:3]), refs.draws.tolist()
+        self._next = self.num_due = 0
+
+    def ahead(self, n: int) -> Refs:
+        return Refs(*(column[self._next : self._next + n] for column in self._refs))
+
+    def draws(self, n: int) -> Sequence[int]:
+        draws: list[int] = self._draws[self._next : self._next + n]
+        return draws
+
+    def pass_over(self, n: int) -> None:
+        self._next += n
+        self.num_due -= n
+
+    def snapshot(self) -> Snapshot:
+        raise NotImplementedError("the plan has the place")
+
+    def restore(self, snapshot: Snapshot) -> None:
+        self.snapshot()
+
+
 class PlanReader:
-    """Reads the samples of a stream's lists; each source in blocks.
+    """Reads the samples of a stream's lists, those of all sources together.
 
     Samples that cannot be read, or that a hook skips, are counted there and leave a gap.
 
@@ -195,60 +269,51 @@ class PlanReader:
             keys[i] = (REPEATED, number, keys[i])
         # A sample in several parts is read for each, and counts with the first.
         self._was_read = (units.starts > 0) | is_repeated
-        self._are_parts = bool(self._was_read.any() or (units.starts != WHOLE).any())
-        self._sources, self._tokens = units.sources.tolist(), units.planned[:, 0].tolist()
+        self._tokens = units.planned[:, 0].tolist()
         offsets = window.packs.offsets[first:]
         self._offsets, self._next = (offsets - offsets[0]).tolist(), 0
-        self._branches: dict[int, tuple[MeasureCursor[Any], PlannedRows]] = {}
+        self._order = _PlannedRefs(spec, DrawnRefs(*units[:4]), stream)
+        reading: Any = with_order(spec.dataset, self._order)
+        self._cursor: MeasureCursor[Any] = reading.cursor(stream)
 
     def next_lists(self, n: int) -> list[tuple[list[RestoreKey], list[Any]]]:
         """Returns restore keys and samples of the next lists, without those that failed."""
         bounds = self._offsets[self._next : self._next + n + 1]
         self._next += n
         start, stop = bounds[0], bounds[-1]
-        sources, keys = self._sources[start:stop], self._keys[start:stop]
-        groups: dict[int, list[int]] = {}
-        if (self._are_parts and self._was_read[start:stop].any()) or self._is_in_turn(sources):
-            groups = {row: [row] for row in range(start, stop)}
-        elif sources.count(sources[0]) < len(sources):
-            for row, source in enumerate(sources, start):
-                groups.setdefault(source, []).append(row)
-        samples: list[Any] = [SKIPPED] * len(keys) if groups else self._read(range(start, stop))
-        for rows in groups.values():
-            for row, sample in zip(rows, self._read(rows), strict=True):
-                samples[row - start] = sample
+        samples: list[Any] = []
+        if self._was_read[start:stop].any():
+            for row in range(start, stop):
+                samples += self._read(range(row, row + 1))
+        else:
+            samples = self._read(range(start, stop))
         num_streams = self._stream.num_streams
         current_context().sample_index = int(self._units.draws[stop - 1]) + num_streams
         found = []
-        for own in (slice(a - start, b - start) for a, b in pairwise(bounds)):
-            members, own_keys = unskipped(samples[own], keys[own])
+        for own in (slice(a, b) for a, b in pairwise(bounds)):
+            rows = slice(own.start - start, own.stop - start)
+            members, own_keys = unskipped(samples[rows], self._keys[own])
             found.append((own_keys, members))
         return found
 
-    def _is_in_turn(self, sources: list[int]) -> bool:
-        """Whether what hooks draw may depend on the order in which samples are encoded."""
-        generators = current_context().generators
-        is_seeded = generators is None or generators.drawn == ALL  # for each call
-        return not is_seeded and bool(self._spec.drawing) and len({*sources}) > 1
-
-    def _read(self, rows: Sequence[int]) -> list[Any]:
-        """Returns the samples of some rows, all of one source; `SKIPPED` for those that failed."""
-        source, context = self._sources[rows[0]], current_context()
-        num_records, cost = len(context.records), context.costs[self._names[source]]
-        cursor, due = self._branches.get(source) or self._open(source)
-        due.num_due += len(rows)
+    def _read(self, rows: range) -> list[Any]:
+        """Returns the samples of some rows; `SKIPPED` for those that failed."""
+        cursor, order, context = self._cursor, self._order, current_context()
+        num_records = len(context.records)
         samples, keys, lengths = list[Any](), list[RestoreKey](), list[Any]()
+        order.num_due = len(rows)
         with suppress(StopIteration):
-            while (num_left := len(rows) - len(samples)) > 0:
-                more, own_keys = cursor.take(num_left)
+            while order.num_due:
+                more, own_keys = cursor.take(order.num_due)
                 samples += samples_of(more)
                 keys += own_keys
                 lengths += cursor.lengths
-        if self._was_read[rows[0]]:  # and counted before
+        if self._was_read[rows.start]:  # and counted before
+            cost = context.costs[self._names[int(self._units.sources[rows.start])]]
             del context.records[num_records:]
             cost.draws -= 1
             cost.tokens -= sum(map(self._spec.rules.kept_tokens, lengths))
-        found = rows
+        found: Sequence[int] = rows
         if len(samples) < len(rows):
             left = iter(rows)  # each key is that of one of the rows, in their order
             found = [next(row for row in left if whole(self._keys[row]) == key) for key in keys]
@@ -260,18 +325,6 @@ class PlanReader:
             return samples
         by_row = dict(zip(found, samples, strict=True))
         return [by_row.get(row, SKIPPED) for row in rows]
-
-    def _open(self, source: int) -> tuple[MeasureCursor[Any], PlannedRows]:
-        units = self._units
-        own = np.flatnonzero(units.sources == source)
-        keys = [self._keys[row] for row in own.tolist()]
-        if self._are_parts:
-            keys = list(map(whole, keys))
-        rows = PlannedRows(units.epochs[own], units.indices[own], keys)
-        reading = branch_of(self._spec.dataset, self._names[source], rows)
-        stream = replace(self._stream, share=len(own) / len(units.sources))
-        self._branches[source] = reading.cursor(stream), rows
-        return self._branches[source]
 
     def _check(self, key: RestoreKey, sample: Any, length: Any, planned: list[int]) -> None:
         """Refuses a sample that does not have the length it was planned with."""

@@ -27,13 +27,14 @@ from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import StreamContext, context_of, current_context
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED
+from energon_lite.sources.reading import common_kind
 from energon_lite.sources.source import WebdatasetSource
 from energon_lite.stages.collect import ListDataset, count_dropped
 from energon_lite.stages.plan_order import (
     NO_REFS,
+    DrawnRefs,
     OrderReader,
     PlanReader,
-    Refs,
     chosen,
     joined,
     keys_of,
@@ -50,7 +51,7 @@ class Units(NamedTuple):
     """Samples, and parts of samples, that a collector chooses from; U of them.
 
     Attributes:
-        sources: shape (U,); this column and the next three are those of `Refs`.
+        sources: shape (U,); this column and the next three are those of `DrawnRefs`.
         epochs: shape (U,).
         indices: shape (U,).
         draws: shape (U,).
@@ -83,7 +84,7 @@ class Units(NamedTuple):
 
     def keys(self, names: Sequence[str]) -> list[RestoreKey]:
         """Returns their restore keys."""
-        keys = keys_of(Refs(*self[:4]), names)
+        keys = keys_of(DrawnRefs(*self[:4]), names)
         for i in np.flatnonzero(self.starts != WHOLE).tolist():
             keys[i] = ("piece", int(self.starts[i]), int(self.stops[i]), keys[i])
         return keys
@@ -121,6 +122,8 @@ class PlannedDataset(ListDataset[list[Any]]):
         order: the restore keys that come, in their order.
         digest: hash of all lengths.
         mean_tokens: tokens of a sample, by source.
+        sample_kind: what can be decoded together of the sources, as `common_kind` returns it.
+        mean_bytes: of a sample.
 
     Raises:
         ValueError: The order is not known before reading; or the index has no modalities.
@@ -138,6 +141,10 @@ class PlannedDataset(ListDataset[list[Any]]):
         self.order = order_of(self.dataset)
         self.webdatasets = {source.name: source for source in sources_in(self.dataset)}
         self.digest, self.mean_tokens = self._totals()
+        sources = [*self.webdatasets.values()]
+        self.sample_kind = common_kind(sources) if len(sources) > 1 else None
+        num_samples = sum(source.order.num_samples for source in sources)
+        self.mean_bytes = sum(source.num_bytes for source in sources) / max(1, num_samples)
         self._counted: dict[tuple[int, int, int], int] = {}
 
     def with_children(self, children: Sequence[SavableDataset[Any]]) -> Self:
@@ -331,7 +338,7 @@ class PlanCursor(Cursor[list[Any]]):
         self._window, self._reader = PlannedWindow(units, packs, has_ended), None
         return self._window
 
-    def _new_units(self, refs: Refs) -> Units:
+    def _new_units(self, refs: DrawnRefs) -> Units:
         """Returns the units of samples that were drawn; drops those without a length."""
         rules, lengths = self._spec.rules, self._lengths_of(refs)
         has_length = lengths[:, 0] >= rules.shortest
@@ -356,7 +363,7 @@ class PlanCursor(Cursor[list[Any]]):
         return self._units_of_parts(chosen(refs, own), parts.starts, parts.stops, lengths[own])
 
     def _units_of_parts(
-        self, refs: Refs, starts: Int64Array, stops: Int64Array, lengths: Int64Array
+        self, refs: DrawnRefs, starts: Int64Array, stops: Int64Array, lengths: Int64Array
     ) -> Units:
         first, self._num_units = self._num_units, self._num_units + len(starts)
         numbers, groups = np.arange(first, self._num_units), self._groups(refs, lengths)
@@ -365,7 +372,7 @@ class PlanCursor(Cursor[list[Any]]):
         lengths[:, 0] = np.where(starts == WHOLE, lengths[:, 0], stops - starts)
         return Units(*refs, numbers, starts, stops, groups, lengths, planned)
 
-    def _groups(self, refs: Refs, lengths: Int64Array) -> Int64Array:
+    def _groups(self, refs: DrawnRefs, lengths: Int64Array) -> Int64Array:
         group_by = self._spec.rules.group_by
         groups: Any = refs.sources
         if group_by is None:
@@ -390,7 +397,7 @@ class PlanCursor(Cursor[list[Any]]):
         drawn_by: int = whole(key)[3] % self._stream.num_streams
         return not self._emitted and drawn_by == self._stream.index
 
-    def _lengths_of(self, refs: Refs) -> Int64Array:
+    def _lengths_of(self, refs: DrawnRefs) -> Int64Array:
         """Looks the lengths up; shape (N, R)."""
         order = np.argsort(refs.sources, kind="stable")
         numbers, firsts = np.unique(refs.sources[order], return_index=True)
@@ -442,7 +449,7 @@ class PlanCursor(Cursor[list[Any]]):
         if any(len(row) != 4 or row[0] not in self._names for row in rows):
             raise ValueError("it carries a sample over that is of no source here")
         numbered = [(self._names.index(name), *rest) for name, *rest in rows]
-        refs = Refs(*np.array(numbered, np.int64).reshape(-1, 4).T)
+        refs = DrawnRefs(*np.array(numbered, np.int64).reshape(-1, 4).T)
         parts = [key[1:3] if is_piece(key) else (WHOLE, WHOLE) for key in keys]
         starts, stops = np.array(parts, np.int64).reshape(-1, 2).T
         return self._units_of_parts(refs, starts, stops, self._lengths_of(refs))

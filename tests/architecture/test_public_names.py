@@ -67,7 +67,14 @@ def test_import_leaves_heavy_packages_alone() -> None:
 
 
 # Stages that choose nothing by themselves.
-BASES = ("ListDataset", "CollectDataset", "MeasuredLists", "BatcherDataset", "PlannedSource")
+BASES = (
+    "ListDataset",
+    "CollectDataset",
+    "MeasuredLists",
+    "BatcherDataset",
+    "ReadDataset",
+    "_Given",
+)
 
 
 def dataset_classes() -> set[type]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.formats.many_readers import advise_at_once, read_at_once
+from energon_lite.formats.many_readers import read_at_once
 from energon_lite.formats.shards import ShardReader
 from energon_lite.storage.local import CACHED_ONLY, LocalFile
 
@@ -122,7 +122,8 @@ def test_ranges_that_the_kernel_is_asked_for_are_those_that_are_read(
         patch.setattr(LocalFile, "advise", ask)
         patch.setattr(LocalFile, "read_at_hand", refuse)
         patch.setattr(LocalFile, "read_into", refuse)
-        advise_at_once(requests)
+        for reader, indices in requests:
+            reader.advise(indices)
         ahead = asked.copy()
         asked.clear()
         turns = iter(np.arange(99))

@@ -20,7 +20,6 @@ from energon_lite.extras.inspect.text import plan_text
 from energon_lite.formats.length_files import write_lengths
 from energon_lite.metadataset.build import build_training
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.sources.planned_source import OrderOnlySource
 from energon_lite.stages.plan_order import order_of
 from energon_lite.testing import check_dataset
 
@@ -255,7 +254,7 @@ def test_the_draws_carry_the_keys_of_the_real_run(root):
 def test_a_source_without_bytes_keeps_the_laws_of_datasets(root):
     for settings_ in ({"repeat": True}, {"repeat": False}, {"repeat": False, "block": 3}):
         source = load_factory(root / "a", training="block" not in settings_).build(**settings_)
-        check_dataset(OrderOnlySource(source))
+        check_dataset(order_of(source))
 
 
 def test_nothing_of_a_shard_is_read(root, tmp_path):

@@ -53,7 +53,6 @@ from energon_lite.core.user_function import UserFunction
 from energon_lite.formats.length_files import write_lengths
 from energon_lite.order.schedules import Schedule
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.sources.planned_source import OrderOnlySource
 from energon_lite.sources.source import WebdatasetSource
 from energon_lite.stages.balanced_lists import BalancedLists
 from energon_lite.stages.batching import BatchLists, BucketLists, GroupLists
@@ -62,6 +61,7 @@ from energon_lite.stages.loss_weights import LossWeightDataset
 from energon_lite.stages.modality_batches import ModalityLists, PlannedBatches
 from energon_lite.stages.pack_lists import PackLists, SelectedLists
 from energon_lite.stages.packing_stage import PackMembers
+from energon_lite.stages.plan_order import OrderDataset, order_of
 from energon_lite.stages.planned_packs import PlannedPacks
 from energon_lite.stages.token_lengths import MeasureDataset
 from energon_lite.testing import LawError, check_dataset
@@ -136,8 +136,8 @@ SOURCE_CASES: list[Case] = [
     lambda root: texts(root, training=False, block=4),
 ]
 ORDER_CASES: list[Case] = [
-    lambda root: OrderOnlySource(texts(root, repeat=True, shuffle_buffer_size=8)),
-    lambda root: OrderOnlySource(texts(root)),
+    lambda root: order_of(texts(root, repeat=True, shuffle_buffer_size=8)),
+    lambda root: order_of(texts(root)),
 ]
 MAP_CASES: list[Case] = [
     lambda root: MapDataset(texts(root, repeat=True), stage(loud)),
@@ -609,7 +609,7 @@ CASES: dict[type, list[Case]] = {
         lambda root: LossWeightDataset(texts(root)),
     ],
     WebdatasetSource: SOURCE_CASES,
-    OrderOnlySource: ORDER_CASES,
+    OrderDataset: ORDER_CASES,
     MapDataset: MAP_CASES,
     SplitModalityBatchDataset: SPLIT_CASES + PLANNED_BATCH_CASES,
     PlannedBatches: [

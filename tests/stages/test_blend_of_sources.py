@@ -56,8 +56,7 @@ def run_of(dataset: Any, snapshot: Snapshot | None = None) -> StreamRun[Any]:
 
 def num_opened(run: StreamRun[Any]) -> int:
     cursor: Any = run._cursor
-    ahead = cursor._ahead
-    return len(cursor._opened) + (0 if ahead is None else len(ahead._orders))
+    return len(cursor.order._orders)
 
 
 def keys(run: StreamRun[Any], number: int) -> list[Any]:
@@ -79,8 +78,9 @@ def test_only_sources_that_were_drawn_from_are_open_also_after_a_restore(folder:
 
 
 def test_order_and_states_are_those_of_cursors_that_are_all_opened_at_first(folder: Path) -> None:
-    all_at_first = blend(folder, 20)
-    all_at_first.is_flat = False
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("energon_lite.stages.blend._leaves", lambda _: [])
+        all_at_first = blend(folder, 20)
     lazy, eager = run_of(blend(folder, 20)), run_of(all_at_first)
     assert num_opened(lazy) == 0
     for _ in range(30):
@@ -110,9 +110,8 @@ def test_place_in_other_sources_is_refused_with_their_names(folder: Path) -> Non
 
 def test_opened_source_that_was_not_read_takes_little_memory(folder: Path) -> None:
     """What a stream keeps of each source beside the samples that it has read ahead."""
-    dataset = blend(folder)
-    run = run_of(dataset)
-    cursors: Any = run._cursor._opened  # type: ignore[attr-defined]
+    dataset = TokenBlendDataset(*((source, 1.0) for source in blend(folder).children))
+    cursors: Any = run_of(dataset)._cursor.cursors  # type: ignore[attr-defined]
     cursors[0]
     tracemalloc.start()
     for child in range(1, MANY):

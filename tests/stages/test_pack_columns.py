@@ -30,7 +30,7 @@ from energon_lite import (
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.stacking import layout_of
 from energon_lite.core.topology import Stream
-from energon_lite.sources.planned_source import _PlannedCursor
+from energon_lite.sources.reading import ReadCursor
 from energon_lite.stages.map import MapCursor
 from energon_lite.stages.packed_sample import PackColumns
 from energon_lite.stages.packing_stage import _MemberCursor
@@ -258,7 +258,7 @@ def test_batches_of_packs_equal_those_made_one_by_one(
     found = [run_of(Stream(index, 2)) for index in range(2)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TaskEncoder, "_takes_columns", property(lambda self: False))
-        take_singly(patch, PlanCursor, _PlannedCursor, MapCursor, _MemberCursor)
+        take_singly(patch, PlanCursor, ReadCursor, MapCursor, _MemberCursor)
         assert_same([run_of(Stream(index, 2)) for index in range(2)], found)
 
 

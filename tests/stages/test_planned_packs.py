@@ -32,7 +32,7 @@ from energon_lite.core.errors import StateError
 from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.extras.lengths.length_index import measure_lengths
-from energon_lite.sources.planned_source import _PlannedCursor
+from energon_lite.sources.reading import ReadCursor
 from energon_lite.stages.map import MapCursor
 
 from ..conftest import examples
@@ -474,7 +474,7 @@ def test_packs_read_by_blocks_equal_those_read_one_by_one(
 
     by_blocks = [run_of(Stream(index, 2)) for index in range(2)]
     with pytest.MonkeyPatch.context() as patch:
-        take_singly(patch, _PlannedCursor, MapCursor)
+        take_singly(patch, ReadCursor, MapCursor)
         assert [run_of(Stream(index, 2)) for index in range(2)] == by_blocks
     assert any("DecodingError" in str(records) for run in by_blocks for *_, records in run)
 

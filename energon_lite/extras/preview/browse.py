@@ -31,7 +31,7 @@ from energon_lite.formats.shards import ShardReader
 from energon_lite.formats.sqlite import sample_indices
 from energon_lite.metadataset.build import build_training, build_validation
 from energon_lite.metadataset.read import is_metadataset, split_names
-from energon_lite.stages.plan_order import NO_REFS, OrderReader, Refs, joined, order_of, sources_in
+from energon_lite.stages.plan_order import NO_REFS, OrderReader, joined, order_of, sources_in
 from energon_lite.storage import files
 from energon_lite.storage.local_paths import local_path
 
@@ -144,7 +144,7 @@ class SplitBrowser:
         self._starts = [0, *accumulate(source.facts.num_samples for source in self.sources)]
         self.num_samples = self._starts[-1]
         self._batch_size = batch_size
-        self._streams: list[tuple[OrderReader, Refs]] = []
+        self._streams: list[tuple[OrderReader, Any]] = []
         if not self.run_error:
             streams = (Stream(index, num_streams) for index in range(num_streams))
             self._streams = [(OrderReader(order, names, own), NO_REFS) for own in streams]

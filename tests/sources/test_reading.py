@@ -1,7 +1,8 @@
-"""The next draws of a blend that are read together equal what cursors of its sources return."""
+"""Samples of several sources that are decoded together equal those that are read by source."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 from itertools import islice
 from pathlib import Path
@@ -16,10 +17,10 @@ from energon_lite.core.dataset import StreamRun
 from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.formats import many_readers
-from energon_lite.sources import draws_ahead
+from energon_lite.sources import reading
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.sources.draws_ahead import DrawsAhead
-from energon_lite.sources.order_ahead import OrderAhead
+from energon_lite.sources.reading import ReadCursor
+from energon_lite.sources.refs import OrderAhead
 from energon_lite.stages.batching import BatchLists
 from energon_lite.stages.blend import BlendDataset
 from energon_lite.storage.local import CACHED_ONLY, LocalFile
@@ -56,7 +57,7 @@ def run_of(blend: Any, size: int) -> StreamRun[Any]:
 
 def alone(blend: Any, num: int, size: int) -> list[Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DrawsAhead, "_order_of", lambda self, source: None)
+        patch.setattr(ReadCursor, "_is_for_all", lambda self, source: False)
         run = run_of(blend, size)
         return [*lists_of(run, num), run.context.take_records()]
 
@@ -71,8 +72,7 @@ def alone(blend: Any, num: int, size: int) -> list[Any]:
 def test_equal_to_sources_that_are_read_alone_and_after_a_resume(
     sources: list[Any], size: int, repeat: bool, first: int
 ) -> None:
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draws_ahead, "_ALONE", 5)
+    with tempfile.TemporaryDirectory() as folder:
         parts = []
         for number, (lead, others, texts) in enumerate(sources):
             root = Path(folder) / f"set{number}"
@@ -106,6 +106,19 @@ def test_pictures_and_texts_in_one_blend(tmp_path) -> None:
     assert [row[1:] for row in found] == [row[1:] for row in expected[:-1]]
 
 
+def test_a_sample_that_cannot_be_read_uses_its_draw_up(tmp_path) -> None:
+    sources = [source_of(text_set(tmp_path / name, 40), repeat=False) for name in "ab"]
+    blend = BlendDataset((sources[0], 2.0), (sources[1], 1.0))
+    whole = [run.key for run in [StreamRun(blend, Stream(0, 1))] for _ in run]
+    os.truncate(tmp_path / "a" / "shard-000.tar", 5 * 1024)
+    run = StreamRun(blend, Stream(0, 1), max_skip_rate=1)
+    left = [run.key for _ in run]
+    lost = [record.restore_key for record in run.context.take_records()]
+    assert sorted(left + lost) == sorted(whole)
+    assert left == [key for key in whole if key not in lost]
+    assert len(lost) > 10
+
+
 @pytest.mark.parametrize("storage", ["cached", "slow", "broken"])
 def test_draws_are_read_together_unless_reading_fails(tmp_path, monkeypatch, storage) -> None:
     blend = BlendDataset(*((source_of(text_set(tmp_path / n, 40)), 1.0) for n in "abcdefgh"))
@@ -128,7 +141,7 @@ def test_draws_are_read_together_unless_reading_fails(tmp_path, monkeypatch, sto
     run = run_of(blend, 16)
     assert lists_of(run, 30) == expected[:-1]
     cursor: Any = run._cursor
-    assert (len(cursor.inner._opened) > 0) == (storage == "broken")
+    assert (len(cursor.inner._parts) > 0) == (storage == "broken")
     assert (len(asked) > 0) == (storage != "cached")
 
 
@@ -150,8 +163,9 @@ def test_slow_storage_is_asked_for_samples_before_they_are_read(
 
     monkeypatch.setattr(LocalFile, "advise", lambda *place: asked.update(blocks(*place)))
     monkeypatch.setattr(LocalFile, "read_at_hand", fill)
-    monkeypatch.setattr(draws_ahead, "_MOST_OF_ONE", 64)
-    monkeypatch.setattr(draws_ahead, "MOST_AHEAD", 300)
+    monkeypatch.setattr(reading, "_MOST_OF_ONE", 128)
+    monkeypatch.setattr(reading, "_MOST_OF_EACH", 64)
+    monkeypatch.setattr(reading, "_MOST_AHEAD", 300)
     sources = [source_of(text_set(tmp_path / str(i), 5000)) for i in range(len(shares))]
     blend = BlendDataset(*zip(sources, shares, strict=True))
     expected = alone(blend, 40, 16)

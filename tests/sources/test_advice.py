@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,13 @@ from hypothesis import strategies as st
 
 from energon_lite import WorkerConfig, get_savable_loader
 from energon_lite.core.arrays import Int64Array
+from energon_lite.core.state import Snapshot
+from energon_lite.core.topology import Stream
+from energon_lite.core.user_function import UserFunction
 from energon_lite.formats import shards
 from energon_lite.formats.shards import Block, BlockReader, ShardReader
-from energon_lite.sources.order_ahead import OrderAhead
-from energon_lite.sources.source_blocks import source_blocks
+from energon_lite.sources.reading import ReadCursor
+from energon_lite.sources.refs import RefOrder, Refs
 from energon_lite.storage import local
 from energon_lite.storage.local import CACHED_ONLY
 
@@ -54,18 +58,44 @@ class Numbers(BlockReader):
 
     def read(self, indices: Int64Array, max_bytes: int = 0) -> Block:
         self.num_read += len(indices[:7])
-        return Block(memoryview(b""), indices[:7].tolist(), [], [])
+        return Block(memoryview(b""), indices[:7].tolist(), [""] * 7, [0] * 7)
 
 
-class Counting:
-    """The order 0, 1, 2, ..., up to an end."""
+class Counting(RefOrder):
+    """The order 0, 1, 2, ..., up to an end, of one source."""
 
-    def __init__(self, stop: int) -> None:
-        self.stop = stop
+    def __init__(self, reader: Numbers, stop: int, mean_bytes: float) -> None:
+        source = SimpleNamespace(
+            name="numbers", reader=reader, loader=Member(), function=UserFunction(len, name="load")
+        )
+        self.sources, self.mean_bytes, self.stream = (source,), mean_bytes, Stream(0, 1)
+        self.position, self.stop = 0, stop
 
-    def block(self, position: int, count: int) -> tuple[Int64Array, Int64Array]:
-        indices = np.arange(position, max(position, min(self.stop, position + count)))
-        return indices, indices
+    def ahead(self, n: int) -> Refs:
+        indices = np.arange(self.position, max(self.position, min(self.stop, self.position + n)))
+        return Refs(np.zeros_like(indices), indices, indices)
+
+    def pass_over(self, n: int) -> None:
+        self.position += n
+
+    def snapshot(self) -> Snapshot:
+        raise NotImplementedError
+
+    def restore(self, snapshot: Snapshot) -> None:
+        raise NotImplementedError
+
+
+class Member:
+    """Returns the one member of a sample."""
+
+    kind = None
+
+    def together(self, block: Block) -> None:
+        return None
+
+    def __call__(self, data: Any, members: Any, shard: str, place: int, key: Any) -> Any:
+        assert members == key[1] == key[2]
+        return members
 
 
 @examples(100)
@@ -77,12 +107,9 @@ class Counting:
 def test_samples_are_asked_for_once_each_before_they_are_read(
     total: int, mean_bytes: int, slow: tuple[int, int]
 ) -> None:
-    reader, order = Numbers(*sorted(slow)), OrderAhead(Counting(total))
-    read: list[int] = []
-    for block, epochs, indices in source_blocks(reader, order, 0, 1.0, mean_bytes):
-        assert [*block.members] == epochs.tolist() == indices.tolist()
-        read += block.members
-    assert read == list(range(total))
+    reader = Numbers(*sorted(slow))
+    order = Counting(reader, total, mean_bytes)
+    assert [*ReadCursor(order, order.stream)] == list(range(total))
     assert reader.advised == sorted(set(reader.advised))
     assert reader.too_late == 0
     if slow == (0, 500) and total > 107:
