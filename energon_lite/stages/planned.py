@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -21,10 +22,10 @@ from energon_lite.batching.rules import TOKENS, WHOLE, LengthRules, OverlongErro
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError, StateError
-from energon_lite.core.keys import is_piece, name_of_key, whole
+from energon_lite.core.keys import REPEATED, is_again, is_piece, name_of_key, whole
 from energon_lite.core.sample_columns import Columns
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
-from energon_lite.core.stream_context import StreamContext, context_of, current_context
+from energon_lite.core.stream_context import Cost, StreamContext, context_of, current_context
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED
 from energon_lite.sources.reading import common_kind
@@ -43,6 +44,8 @@ from energon_lite.stages.plan_order import (
 )
 from energon_lite.stages.token_lengths import MeasureDataset
 
+# Other lists of a group that are tried in place of one that was lost.
+_MOST_TRIED = 8
 # Counts of streams and passes that are kept, as a plan takes seconds.
 _MOST_COUNTED = 4096
 
@@ -270,21 +273,65 @@ class PlanCursor(Cursor[list[Any]]):
     def take(self, n: int) -> tuple[list[list[Any]] | Columns, list[RestoreKey]]:
         """Returns the samples of some of the next lists, which are read together, and their keys.
 
-        A list of which all samples failed is skipped. Hooks that draw do so in the order of the
-        lists.
+        A list of which all samples failed is left out; where streams share the plan, another list
+        of its group takes its place. Hooks that draw do so in the order of the lists.
         """
-        window = self._with_lists()
-        num = min(1 if self._spec.drawing else n, len(window.packs) - self._emitted)
+        window, first = self._with_lists(), self._emitted
+        num = min(1 if self._spec.drawing else n, len(window.packs) - first)
         if self._reader is None:
-            self._reader = PlanReader(self._spec, window, self._emitted, self._names, self._stream)
-        self._last = window.units, window.packs[self._emitted]
+            self._reader = PlanReader(self._spec, window, first, self._names, self._stream)
+        self._last = window.units, window.packs[first]
         self._emitted += num
         reader, self._reader = self._reader, None
         slot = self._spec.kind, current_context().batch_index
-        found = [(samples, (*slot, *keys)) for keys, samples in reader.next_lists(num) if keys]
+        found: list[tuple[list[Any], RestoreKey]] = []
+        for number, (keys, samples) in enumerate(reader.next_lists(num), first):
+            if not keys and self._spec.is_shared:
+                keys, samples = self._in_place_of(window, number)
+            if keys:
+                found.append((samples, (*slot, *keys)))
         self._reader = reader  # after an error, the next list begins with another one
         self.key = found[-1][1] if found else self.key
         return [samples for samples, _ in found], [key for _, key in found]
+
+    def _in_place_of(self, window: PlannedWindow, lost: int) -> tuple[list[RestoreKey], list[Any]]:
+        """Reads another list of the group of a list that was lost, which is emitted twice then.
+
+        Without it the stream would be one list ahead of others, and ranks have batches of different
+        groups at a step. It returns nothing if hooks skip all of the group on purpose.
+
+        Raises:
+            FatalSampleError: There is no other list that can be read.
+        """
+        packs, context = window.packs, current_context()
+        rows = packs.indices[packs.offsets[:-1]]
+        groups = window.units.groups[np.where(rows < 0, ~rows, rows)]
+        others = np.flatnonzero(groups == groups[lost])
+        others = np.roll(others, -int(np.searchsorted(others, lost)) - 1)[:-1]
+        records, costs, draw = context.records, context.costs, context.sample_index
+        is_on_purpose = all(record.on_purpose for record in records)
+        try:
+            for number in others[:_MOST_TRIED].tolist():
+                context.records, context.costs = [], defaultdict(Cost)  # counted in its own place
+                reader = PlanReader(self._spec, window, number, self._names, self._stream)
+                ((keys, samples),) = reader.next_lists(1)
+                if keys:
+                    again = len(packs.indices) + lost
+                    is_marked = [is_piece(key) or is_again(key) for key in keys]
+                    pairs = zip(keys, is_marked, strict=True)
+                    return [k if marked else (REPEATED, again, k) for k, marked in pairs], samples
+                is_on_purpose &= all(record.on_purpose for record in context.records)
+        finally:
+            context.records, context.costs, context.sample_index = records, costs, draw
+        if is_on_purpose:
+            return [], []
+        rows = window.packs[lost]
+        keys = chosen(window.units, np.where(rows < 0, ~rows, rows)).keys(self._names)
+        raise FatalSampleError(
+            f"all samples of a planned list failed ({', '.join(map(name_of_key, keys[:8]))}), and "
+            "no other list of their group can be read: ranks would come out of step. Repair the "
+            "data or the hook, or write the length index again, which omits samples that fail"
+        )
 
     @property
     def lengths(self) -> list[list[int]]:

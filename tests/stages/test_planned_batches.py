@@ -151,6 +151,62 @@ def test_regression_batch_that_fails_whole_is_passed_over(root: Path) -> None:
     assert sorted(n for own in streams for batch in own for n in batch) == expected
 
 
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_batch_that_fails_whole_keeps_its_slot(root: Path, batch_size: int) -> None:
+    """Else ranks have batches of different groups at a step from then on."""
+    broken = {7, 8, 22, 55, 300, 301}  # of both groups
+
+    class Breaks(Encoder):
+        @stateless
+        def encode_sample(self, sample: TextSample) -> TextSample:
+            if number_of(sample) in broken:
+                raise ValueError("broken")
+            return sample
+
+    dataset = batched(root, Breaks(), batch_size=batch_size)
+    whole = streams_of(batched(root, Encoder(), batch_size=batch_size))
+    runs = [StreamRun(dataset, Stream(index, STREAMS), max_skip_rate=1) for index in range(STREAMS)]
+    found = [[(batch, run.key) for batch in run] for run in runs]
+    assert [*map(len, found)] == [*map(len, whole)]
+    num_lost = 0
+    for own, expected in zip(found, whole, strict=True):
+        for (batch, key), other in zip(own, expected, strict=True):
+            assert {*map(has_image, batch)} == {*map(has_image, other)}
+            left = [number for number in other if number not in broken]
+            assert batch == left or (not left and all(k[0] == "repeated" for k in key[2:]))
+            num_lost += not left
+    assert num_lost or batch_size > 1
+    lost = [record.restore_key[2] for run in runs for record in run.context.take_records()]
+    assert sorted(lost) == sorted(broken)
+    key = (
+        next(key for own in found for batch, key in own if key[2][0] == "repeated")
+        if num_lost
+        else None
+    )
+    if key:
+        assert len(dataset.restore_sample(key)) == batch_size
+
+    resumed = StreamRun(dataset, Stream(1, STREAMS), max_skip_rate=1)
+    for number, (batch, key) in enumerate(found[1]):
+        if number % 25 == 0:
+            again = StreamRun(dataset, Stream(1, STREAMS), max_skip_rate=1)
+            again.restore(resumed.snapshot())
+            resumed = again
+        assert (next(resumed), resumed.key) == (batch, key)
+
+
+def test_a_group_of_which_nothing_can_be_read_ends_the_run(root: Path) -> None:
+    class Breaks(Encoder):
+        @stateless
+        def encode_sample(self, sample: TextSample) -> TextSample:
+            if not has_image(number_of(sample)):
+                raise ValueError("broken")
+            return sample
+
+    with pytest.raises(FatalSampleError, match="ranks would come out of step"):
+        list(StreamRun(batched(root, Breaks()), Stream(0, STREAMS), max_skip_rate=1))
+
+
 def test_sources_and_dicts_are_groups(root: Path) -> None:
     entries = [{"path": str(root), "name": n, "weight": w} for n, w in (("a", 1), ("b", 5))]
     blend = metadataset({"blend": entries})
