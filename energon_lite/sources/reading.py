@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -50,11 +50,13 @@ _AHEAD_BYTES, _MOST_AHEAD = 16 << 20, 16 << 10
 _MADE_AT_ONCE = 32
 
 
-def common_kind(sources: Sequence[Any]) -> tuple[Any, ...] | None:
-    """Returns the kind of samples (`SampleLoader.kind`) that most of some sources have."""
+def facts_of(sources: Sequence[Any]) -> tuple[tuple[Any, ...] | None, float]:
+    """Returns the kind of samples that most of several sources have, and the mean bytes of all."""
     kinds = Counter([source.loader.kind for source in sources])
     del kinds[None]
-    return kinds.most_common(1)[0][0] if kinds else None
+    kind = kinds.most_common(1)[0][0] if kinds and len(sources) > 1 else None
+    num_samples = sum(source.order.num_samples for source in sources)
+    return kind, max(1.0, sum(source.num_bytes for source in sources) / max(1, num_samples))
 
 
 class _Part:
@@ -104,11 +106,8 @@ class _Part:
 _NO_PART = _Part(None, iter(()))
 
 
-class _Wanted(NamedTuple):
-    """Samples of one source that are to be decoded with others: their places among all, (N,)."""
-
-    source: int
-    rows: Int64Array
+# Samples of some sources that are decoded together: for each source their places among all, (N,).
+_Wanted = list[tuple[int, Int64Array]]
 
 
 class ReadCursor(Cursor[T]):
@@ -269,8 +268,8 @@ class ReadCursor(Cursor[T]):
         counts = np.bincount(refs.sources)
         by_source, numbers = argsort(refs.sources), np.flatnonzero(counts).tolist()
         self._note_origins(numbers)
-        found: list[tuple[list[_Wanted], DecodedBlock]] = []
-        wanted: list[_Wanted] = []
+        found: list[tuple[_Wanted, DecodedBlock]] = []
+        wanted: _Wanted = []
         first = num_wanted = size = 0
         for source in numbers:
             rows = by_source[first : first + int(counts[source])]
@@ -278,7 +277,7 @@ class ReadCursor(Cursor[T]):
             if not self._is_for_all(source):
                 self._parts[source] = self._part(source, refs.indices[rows], num)
                 continue
-            wanted.append(_Wanted(source, rows))
+            wanted.append((source, rows))
             num_wanted += len(rows)
             size += len(rows) * order.sources[source].mean_bytes
             if num_wanted >= _SAMPLES or size >= _BYTES:
@@ -316,7 +315,7 @@ class ReadCursor(Cursor[T]):
         return _Part(spec, spec.reader.blocks(indices, max_bytes))
 
     def _decode(
-        self, refs: Refs, wanted: list[_Wanted], found: list[tuple[list[_Wanted], DecodedBlock]]
+        self, refs: Refs, wanted: _Wanted, found: list[tuple[_Wanted, DecodedBlock]]
     ) -> None:
         """Reads and decodes samples of some sources; what fails is left to its source."""
         if not wanted:
@@ -327,17 +326,16 @@ class ReadCursor(Cursor[T]):
         if is_slow:
             self._num_slow = SLOW_BLOCKS
         kept = [part for part, is_in in zip(wanted, is_read, strict=True) if is_in]
-        decoded = sources[wanted[0].source].loader.together(block) if kept else None
+        decoded = sources[wanted[0][0]].loader.together(block) if kept else None
         if decoded is not None:
             found.append((kept, decoded))
         elif len(kept) > 1:
             self._decode(refs, kept[: len(kept) // 2], found)
             self._decode(refs, kept[len(kept) // 2 :], found)
-        for part, is_in in zip(wanted, is_read, strict=True):
+        for (source, rows), is_in in zip(wanted, is_read, strict=True):
             if not is_in or (decoded is None and len(kept) == 1):
-                indices = refs.indices[part.rows]
-                self._parts[part.source] = self._part(part.source, indices, len(refs.indices))
-            elif decoded is not None and (run := self._runs.get(sources[part.source].name)):
+                self._parts[source] = self._part(source, refs.indices[rows], len(refs.indices))
+            elif decoded is not None and (run := self._runs.get(sources[source].name)):
                 run.failures = 0
 
     def _ask(self, num_read: int) -> None:
@@ -371,14 +369,14 @@ def _ends_of_runs(sources: Int64Array, alone: list[int]) -> list[int]:
     return ends
 
 
-def _in_draw_order(found: list[tuple[list[_Wanted], DecodedBlock]]) -> DecodedBlock:
+def _in_draw_order(found: list[tuple[_Wanted, DecodedBlock]]) -> DecodedBlock:
     """Puts samples that were decoded in several goes into their order."""
     if len(found) == 1:
         return found[0][1]
     block = DecodedBlock([], [], [], [])
     parts = []
     for wanted, decoded in found:
-        parts.append(np.sort(np.concatenate([part.rows for part in wanted])))
+        parts.append(np.sort(np.concatenate([rows for _, rows in wanted])))
         for column, values in zip(block, decoded, strict=True):
             column += values
     if not parts:

@@ -17,7 +17,7 @@ from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.order.blending import MODES, BlendOrder
 from energon_lite.order.schedules import Schedule, Weight, Weights
-from energon_lite.sources.reading import ReadCursor, common_kind
+from energon_lite.sources.reading import ReadCursor, facts_of
 from energon_lite.sources.source import SourcePlaces, WebdatasetSource
 from energon_lite.stages.blend_refs import BlendRefs
 from energon_lite.stages.by_source import by_source
@@ -54,7 +54,7 @@ class BlendDataset(CombinedDataset[T]):
 
     Attributes:
         leaves: the sources, if all datasets are sources, or sources under a function of one item.
-        kind: what can be read together of them, as `common_kind` returns it; None for nothing.
+        kind: what can be decoded together of them, as `facts_of` returns it; None for nothing.
         mean_bytes: of a sample of them.
 
     Raises:
@@ -116,12 +116,7 @@ class BlendDataset(CombinedDataset[T]):
         self._counted: tuple[Stream | None, int] = None, 0
         self.leaves = _leaves(datasets)
         # Here and not in a stream: a worker process would copy pages of all sources.
-        self.kind = common_kind(self.leaves)
-        self.mean_bytes = 1.0
-        if self.kind:
-            facts = self.sources()
-            num_samples = sum(fact.num_samples for fact in facts)
-            self.mean_bytes = max(1.0, sum(fact.num_bytes for fact in facts) / num_samples)
+        self.kind, self.mean_bytes = facts_of(self.leaves)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves the count of items behind: another process counts its own stream's."""

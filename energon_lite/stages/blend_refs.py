@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -34,12 +35,12 @@ class BlendRefs(RefOrder):
         self.stream = stream
         self._name, self._labels = spec.name, spec.labels
         self._ends_first = spec.until == "first"
-        self._most = max(1, min(_MOST_ORDERED, _ORDERED_OF_ALL // len(spec.leaves)))
+        most, sources = max(1, min(_MOST_ORDERED, _ORDERED_OF_ALL // len(spec.leaves))), spec.leaves
+        self.order_of = cache(lambda i: OrderAhead(sources[i].order.stream(stream), most))
         self._chooser = chooser
         self._begin(np.zeros(len(spec.leaves), np.int64))
 
     def _begin(self, positions: Int64Array) -> None:
-        self._orders: dict[int, OrderAhead] = {}
         self._ended: set[int] = set()
         # Where the sources stood before the references that `ahead` returned last; their sources
         # and draws; and how many of them were passed over.
@@ -86,7 +87,7 @@ class BlendRefs(RefOrder):
         for source, count, position in turns:
             rows = by_source[first : first + count]
             first += count
-            epochs, indices = self._order_of(source).at(position, count)
+            epochs, indices = self.order_of(source).at(position, count)
             num = len(indices)
             if num < count:
                 is_there[rows[num:]] = False
@@ -95,13 +96,6 @@ class BlendRefs(RefOrder):
                     ended.add(source)
             refs.epochs[rows], refs.indices[rows] = epochs, indices
         return refs, is_there, ended
-
-    def _order_of(self, source: int) -> OrderAhead:
-        order = self._orders.get(source)
-        if order is None:
-            order = OrderAhead(self.sources[source].order.stream(self.stream), self._most)
-            self._orders[source] = order
-        return order
 
     def pass_over(self, n: int) -> None:
         """Advances by `n` references."""

@@ -17,31 +17,31 @@ from energon_lite.sources.source import WebdatasetSource
 T = TypeVar("T")
 
 
-class ReadDataset(Stage[T]):
-    """The samples that an order of sources refers to, as the stages over each source make them.
+class GivenDataset(Stage[T]):
+    """A dataset of which the one cursor is given, in place of the dataset below.
 
-    State: that of the order.
-    Length, Keys: those of the dataset.
+    State, Length, Keys: those of the cursor.
 
     Args:
-        dataset: the sources, under stages that work on single samples, or choose which is next.
-        order: in place of the order of these stages, for the cursor of one stream.
+        dataset: what it stands for.
+        own: the cursor.
     """
 
-    def __init__(self, dataset: AnyDataset, order: RefOrder) -> None:
+    def __init__(self, dataset: AnyDataset, own: Cursor[T]) -> None:
         super().__init__(dataset)
-        self.order = order
+        self.own = own
 
     def cursor(self, stream: Stream) -> Cursor[T]:
-        """Returns a fresh cursor."""
-        return by_source(self.dataset, ReadCursor(self.order, stream), stream)
+        """Returns the cursor."""
+        del stream
+        return self.own
 
 
-def with_order(dataset: AnyDataset, order: RefOrder) -> AnyDataset:
+def in_order(dataset: AnyDataset, order: RefOrder, stream: Stream) -> AnyDataset:
     """Returns a pipeline of stages that work on single samples, over samples in another order."""
     if isinstance(dataset, WebdatasetSource) or not dataset.traits.per_item:
-        return ReadDataset(dataset, order)
-    return dataset.with_children([with_order(dataset.children[0], order)])
+        return GivenDataset(dataset, by_source(dataset, ReadCursor(order, stream), stream))
+    return dataset.with_children([in_order(dataset.children[0], order, stream)])
 
 
 def by_source(dataset: AnyDataset, samples: Cursor[Any], stream: Stream) -> Cursor[Any]:
@@ -52,14 +52,14 @@ def by_source(dataset: AnyDataset, samples: Cursor[Any], stream: Stream) -> Curs
         samples: the samples of the sources.
         stream: the stream.
     """
-    given = _Given(dataset, _GivenCursor())
+    given = GivenDataset(dataset, _GivenCursor())
     branches = _over_sources(dataset, given)
     if all(branch is given for branch in branches.values()):
         return samples
     return _BySourceCursor(given, branches, samples, stream)
 
 
-def _over_sources(dataset: AnyDataset, given: _Given) -> dict[str, AnyDataset]:
+def _over_sources(dataset: AnyDataset, given: AnyDataset) -> dict[str, AnyDataset]:
     """Returns the stages over each source, by its name, with `given` in its place."""
     if isinstance(dataset, WebdatasetSource):
         return {dataset.name: given}
@@ -68,19 +68,9 @@ def _over_sources(dataset: AnyDataset, given: _Given) -> dict[str, AnyDataset]:
     return {name: dataset.with_children([own]) if is_own else own for name, own in below}
 
 
-class _Given(Stage[Any]):
-    """The sample that its one cursor is given, in place of a source."""
-
-    def __init__(self, dataset: AnyDataset, own: _GivenCursor) -> None:
-        super().__init__(dataset)
-        self.own = own
-
-    def cursor(self, stream: Stream) -> Cursor[Any]:
-        del stream
-        return self.own
-
-
 class _GivenCursor(Cursor[Any]):
+    """Returns the sample that it is given, once."""
+
     sample: Any = SKIPPED
 
     def __next__(self) -> Any:
@@ -103,7 +93,7 @@ class _BySourceCursor(StageCursor[Any]):
     __next__ = Cursor.__next__
 
     def __init__(
-        self, given: _Given, branches: dict[str, Any], inner: Cursor[Any], stream: Stream
+        self, given: AnyDataset, branches: dict[str, Any], inner: Cursor[Any], stream: Stream
     ) -> None:
         super().__init__(given, inner)
         self._branches, self._stream = branches, stream

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from math import ceil, floor
@@ -16,6 +17,7 @@ from typing_extensions import Self
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import EmptyDatasetError, StateError
 from energon_lite.core.keys import leaves
+from energon_lite.core.sample_columns import Columns, samples_of
 from energon_lite.core.stage import Stage, StageCursor
 from energon_lite.core.state import COUNT, JSON, Names, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream, WorkerConfig
@@ -180,15 +182,17 @@ class _ConcatCursor(StageCursor[T]):
     at: int
     key: RestoreKey = ()
 
-    def __next__(self) -> T:
-        for cursor in self.cursors[self.at :]:
+    __next__ = Cursor.__next__
+
+    def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
+        while self.at < len(self.cursors):
             try:
-                item: T = next(cursor)
+                found, keys = self.cursors[self.at].take(n)
             except StopIteration:
                 self.at += 1
                 continue
-            self.key = cursor.key
-            return item
+            self.key = keys[-1] if keys else self.key
+            return found, keys
         raise StopIteration
 
     def set_fields(self, snapshot: Snapshot) -> None:
@@ -328,6 +332,7 @@ class RepeatCursor(StageCursor[T]):
 
     def __init__(self, spec: RepeatDataset[T], stream: Stream) -> None:
         self._stream = stream
+        self._num_empty = 0  # rounds without an item, up to this one
         super().__init__(spec)
         self._go_to(0)
 
@@ -340,26 +345,33 @@ class RepeatCursor(StageCursor[T]):
 
     def next_in_round(self) -> T:
         """Returns the next item of this round; raises StopIteration at its end and stays there."""
-        if self._length is not None and self.done >= self._length:
-            raise StopIteration
-        item: T = next(self.inner)
-        self.done += 1
+        while not (items := samples_of(self._in_round(1)[0])):
+            pass
+        item: T = items[0]
         return item
 
-    def __next__(self) -> T:
+    def _in_round(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
+        n = n if self._length is None else min(n, self._length - self.done)
+        if n <= 0:
+            raise StopIteration
+        found, keys = self.inner.take(n)
+        self.done += len(keys)
+        return found, keys
+
+    __next__ = Cursor.__next__
+
+    def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
+        """Returns some of the next `n` items, of one round."""
         rounds = self.spec.num_rounds
-        num_empty = 0
         while rounds is None or self.round < rounds:
-            try:
-                return self.next_in_round()
-            except StopIteration:
-                pass
+            with suppress(StopIteration):
+                return self._in_round(n)
             # A stream may have no part in many rounds: that of 3 samples is empty for most of 64.
-            num_empty = 0 if self.done else num_empty + 1
-            if rounds is None and num_empty > 8 + 4 * self._stream.num_streams:
+            self._num_empty = 0 if self.done else self._num_empty + 1
+            if rounds is None and self._num_empty > 8 + 4 * self._stream.num_streams:
                 names = ", ".join(facts.name for facts in self.spec.sources()) or "the dataset"
                 raise EmptyDatasetError(
-                    f"RepeatDataset: {names} had no item in {num_empty} rounds of stream "
+                    f"RepeatDataset: {names} had no item in {self._num_empty} rounds of stream "
                     f"{self._stream.index}; check what filters or skips its samples"
                 )
             self.begin_round()

@@ -28,7 +28,7 @@ from energon_lite.core.user_function import SKIPPED, unskipped
 from energon_lite.sources.refs import RefOrder, Refs
 from energon_lite.sources.source import WebdatasetSource
 from energon_lite.stages.blend import BlendDataset
-from energon_lite.stages.by_source import with_order
+from energon_lite.stages.by_source import in_order
 from energon_lite.stages.collect import name_of
 from energon_lite.stages.token_lengths import MeasureCursor
 
@@ -218,7 +218,7 @@ class _PlannedRefs(RefOrder):
 
     def __init__(self, spec: Any, refs: DrawnRefs, stream: Stream) -> None:
         self.sources, self.mean_bytes = [*spec.webdatasets.values()], spec.mean_bytes
-        self.kind = spec.sample_kind
+        self.kind = spec.kind_of_samples
         self.stream = stream
         self._refs, self._draws = Refs(*refs[:3]), refs.draws.tolist()
         self._next = self.num_due = 0
@@ -233,12 +233,6 @@ class _PlannedRefs(RefOrder):
     def pass_over(self, n: int) -> None:
         self._next += n
         self.num_due -= n
-
-    def snapshot(self) -> Snapshot:
-        raise NotImplementedError("the plan has the place")
-
-    def restore(self, snapshot: Snapshot) -> None:
-        self.snapshot()
 
 
 class PlanReader:
@@ -273,7 +267,7 @@ class PlanReader:
         offsets = window.packs.offsets[first:]
         self._offsets, self._next = (offsets - offsets[0]).tolist(), 0
         self._order = _PlannedRefs(spec, DrawnRefs(*units[:4]), stream)
-        reading: Any = with_order(spec.dataset, self._order)
+        reading: Any = in_order(spec.dataset, self._order, stream)
         self._cursor: MeasureCursor[Any] = reading.cursor(stream)
 
     def next_lists(self, n: int) -> list[tuple[list[RestoreKey], list[Any]]]:

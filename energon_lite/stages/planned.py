@@ -28,7 +28,7 @@ from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import Cost, StreamContext, context_of, current_context
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED
-from energon_lite.sources.reading import common_kind
+from energon_lite.sources.reading import facts_of
 from energon_lite.sources.source import WebdatasetSource
 from energon_lite.stages.collect import ListDataset, count_dropped
 from energon_lite.stages.plan_order import (
@@ -125,7 +125,7 @@ class PlannedDataset(ListDataset[list[Any]]):
         order: the restore keys that come, in their order.
         digest: hash of all lengths.
         mean_tokens: tokens of a sample, by source.
-        sample_kind: what can be decoded together of the sources, as `common_kind` returns it.
+        kind_of_samples: what can be decoded together of the sources, as `facts_of` returns it.
         mean_bytes: of a sample.
 
     Raises:
@@ -144,10 +144,7 @@ class PlannedDataset(ListDataset[list[Any]]):
         self.order = order_of(self.dataset)
         self.webdatasets = {source.name: source for source in sources_in(self.dataset)}
         self.digest, self.mean_tokens = self._totals()
-        sources = [*self.webdatasets.values()]
-        self.sample_kind = common_kind(sources) if len(sources) > 1 else None
-        num_samples = sum(source.order.num_samples for source in sources)
-        self.mean_bytes = sum(source.num_bytes for source in sources) / max(1, num_samples)
+        self.kind_of_samples, self.mean_bytes = facts_of([*self.webdatasets.values()])
         self._counted: dict[tuple[int, int, int], int] = {}
 
     def with_children(self, children: Sequence[SavableDataset[Any]]) -> Self:
@@ -317,9 +314,8 @@ class PlanCursor(Cursor[list[Any]]):
                 ((keys, samples),) = reader.next_lists(1)
                 if keys:
                     again = len(packs.indices) + lost
-                    is_marked = [is_piece(key) or is_again(key) for key in keys]
-                    pairs = zip(keys, is_marked, strict=True)
-                    return [k if marked else (REPEATED, again, k) for k, marked in pairs], samples
+                    is_own = {key: is_piece(key) or is_again(key) for key in keys}
+                    return [k if is_own[k] else (REPEATED, again, k) for k in keys], samples
                 is_on_purpose &= all(record.on_purpose for record in context.records)
         finally:
             context.records, context.costs, context.sample_index = records, costs, draw

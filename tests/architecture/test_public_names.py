@@ -67,14 +67,7 @@ def test_import_leaves_heavy_packages_alone() -> None:
 
 
 # Stages that choose nothing by themselves.
-BASES = (
-    "ListDataset",
-    "CollectDataset",
-    "MeasuredLists",
-    "BatcherDataset",
-    "ReadDataset",
-    "_Given",
-)
+BASES = ("ListDataset", "CollectDataset", "MeasuredLists", "BatcherDataset", "GivenDataset")
 
 
 def dataset_classes() -> set[type]:

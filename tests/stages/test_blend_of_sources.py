@@ -56,7 +56,7 @@ def run_of(dataset: Any, snapshot: Snapshot | None = None) -> StreamRun[Any]:
 
 def num_opened(run: StreamRun[Any]) -> int:
     cursor: Any = run._cursor
-    return len(cursor.order._orders)
+    return int(cursor.order.order_of.cache_info().currsize)
 
 
 def keys(run: StreamRun[Any], number: int) -> list[Any]:
