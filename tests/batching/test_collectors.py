@@ -42,16 +42,47 @@ def modality_collector(
 @pytest.mark.parametrize(
     "settings",
     [{}, {"window": 3}, {"window": 1}, {"align": 8}, {"longest_first": True},
-     {"max_tokens": None, "batch_size": 6}, {"batch_size": 3}],
+     {"max_tokens": None, "batch_size": 6}, {"batch_size": 3},
+     {"max_tokens": None, "batch_size": 20, "window": 4}],
 )  # fmt: skip
 def test_buckets(settings: dict[str, Any], groups: list[int], drops_last: bool) -> None:
     run = check_resume(bucket_collector(drops_last, **settings), groups, LENGTHS)
+    if "max_tokens" in settings:  # only the last batch of each group may be smaller
+        short = sum(len(batch) < settings["batch_size"] for batch in run.lists)
+        assert short <= (0 if drops_last else len(set(groups)))
     for batch in run.lists:
         assert len({groups[n] for n in batch}) == 1
         longest = -(-max(LENGTHS[n] for n in batch) // settings.get("align", 1))
         if settings.get("max_tokens", 64):
             assert longest * settings.get("align", 1) * len(batch) <= 64
     assert len(run.dropped) < 64 * len(set(groups)) if drops_last else not run.dropped
+
+
+SPREAD = [1 + (37 * n) % 101 for n in range(1200)]
+
+
+def areas_of(run: Run) -> Any:
+    return np.array([len(batch) * max(SPREAD[n] for n in batch) for batch in run.all().lists])
+
+
+def test_larger_windows_pad_less() -> None:
+    shares = []
+    for window in (8, 32, 256):
+        make = bucket_collector(max_tokens=None, batch_size=4, window=window)
+        shares.append(1 - sum(SPREAD) / areas_of(Run(make, [0] * 1200, SPREAD)).sum())
+    assert shares == sorted(shares, reverse=True)
+    assert shares[-1] < 0.04
+
+
+@pytest.mark.parametrize("longest_first", [False, True])
+def test_each_window_has_another_order_and_only_the_first_may_begin_with_its_longest(
+    longest_first: bool,
+) -> None:
+    make = bucket_collector(max_tokens=None, batch_size=4, window=60, longest_first=longest_first)
+    areas = areas_of(Run(make, [0] * 1200, SPREAD)).reshape(20, 15)
+    assert not longest_first or areas[0].argmax() == 0
+    assert (areas.argmax(1) == 0).sum() < 8
+    assert len({tuple(order) for order in areas.argsort(1).tolist()}) > 15
 
 
 def test_the_next_window_is_read_at_the_pace_of_this_one() -> None:
@@ -92,18 +123,18 @@ def test_padding_repeats_samples_of_the_last_batch_of_the_group() -> None:
     assert [~n for n in only[2:]] == only[:2] == [15, 16]
 
 
-def test_all_streams_have_batches_of_similar_length_at_the_same_step() -> None:
+def one_group(index: int) -> ModalityCollector:
+    split = ModalitySplit("modality", shares={"images": 1, "text": 0}, window=16)
+    return ModalityCollector(split, Groups(("images", "text"), (1, 0)), 4, 3, Stream(index, 2))
+
+
+@pytest.mark.parametrize(
+    "make", [one_group, lambda _: bucket_collector(max_tokens=None, batch_size=4, window=64)()]
+)
+def test_all_streams_have_batches_of_similar_length_at_the_same_step(make: Any) -> None:
     def means(index: int) -> list[float]:
-        rng = np.random.default_rng(index)
-        lengths = rng.integers(1, 1000, 4000)
-        groups = [0] * 4000
-        run = Run(
-            modality_collector(index, shares={"images": 3, "text": 0}, window=16), groups, lengths
-        )
-        run.collector = ModalityCollector(
-            ModalitySplit("modality", shares={"images": 1, "text": 0}, window=16),
-            Groups(("images", "text"), (1, 0)), 4, 3, Stream(index, 2),
-        )  # fmt: skip
+        lengths = np.random.default_rng(index).integers(1, 1000, 4000)
+        run = Run(lambda: make(index), [0] * 4000, lengths)
         for _ in range(500):
             run.step()
         return [float(np.mean(lengths[batch])) for batch in run.lists]
