@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from energon_lite import Buckets, ModalitySplit
 from energon_lite.batching.buckets import BucketCollector
@@ -113,6 +115,27 @@ def test_modality(end: Any, groups: list[int], settings: dict[str, Any]) -> None
             assert members == {schedule.group(cycle)}
         assert len(batch) == 4 or end == "keep"
     assert bool(run.dropped) <= (end == "drop")
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 40)), max_size=60),
+    st.sampled_from(["keep", "drop", "pad", "buckets"]),
+)
+def test_any_samples_are_in_one_batch_each(samples: list[tuple[int, int]], end: Any) -> None:
+    """Also none at all, none of a group, fewer than half a batch of it, and of no length."""
+    groups, lengths = [group for group, _ in samples], [length for _, length in samples]
+    if end == "buckets":
+        check_resume(bucket_collector(window=10), groups, [max(1, length) for length in lengths])
+        return
+    run = check_resume(modality_collector(end=end), groups, lengths)
+    assert end != "pad" or all(len(batch) == 4 for batch in run.lists)
+
+
+def test_only_the_first_window_of_a_group_may_be_from_long_to_short() -> None:
+    run = Run(modality_collector(longest_first=True, window=9), [0] * 400, LENGTHS).all()
+    longest = [max(LENGTHS[n] for n in batch) for batch in run.lists]
+    assert longest[:9] == sorted(longest[:9], reverse=True)
+    assert all(longest[k : k + 9] != sorted(longest[k : k + 9])[::-1] for k in range(9, 90, 9))
 
 
 def test_padding_repeats_samples_of_the_last_batch_of_the_group() -> None:

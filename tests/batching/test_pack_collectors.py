@@ -86,6 +86,9 @@ def lengths_for(name: str) -> list[int]:
 def test_each_sample_is_in_one_list_and_a_resume_changes_nothing(name: str) -> None:
     run = check_resume(MAKES[name], GROUPS, lengths_for(name))
     assert bool(run.dropped) == ("dropped" in name)
+    if name.startswith("selected"):  # never more than a full buffer
+        given = [0, *np.cumsum([len(own) for own in run.lists]).tolist()]
+        assert max(read - num for read, num in zip(run.reads, given, strict=False)) == 15
     if not name.startswith(("shuffle", "selected", "balanced")):
         assert all(len({GROUPS[n] for n in own}) == 1 for own in run.lists)
     if name.startswith(("stream", "window", "shared")):

@@ -21,6 +21,7 @@ from energon_lite import (
 )
 from energon_lite.core.samples import SourceInfo, field_of
 from energon_lite.loss.means import token_weight
+from energon_lite.stages.packed_sample import PackColumns
 
 from ..conftest import examples
 
@@ -102,11 +103,13 @@ def test_aligned_samples_start_at_multiples_and_know_both_boundaries() -> None:
 def test_images_keep_their_order_and_know_their_segment(images) -> None:
     ids = torch.tensor([1, 2])
     one = {"input_ids": ids, "image": torch.zeros(3, 5, 5)}
-    pack = pack_samples([{"input_ids": ids}, {"input_ids": ids, **images}, one], Packing(8))
+    samples = [{"input_ids": ids}, {"input_ids": ids, **images}, one]
+    pack = pack_samples(samples, Packing(8))
     assert [int(image.sum() > 0) for image in pack.images] == [1, 1, 0]
     assert pack.image_segments.tolist() == [2, 2, 3]
     batch = PackedBatch.from_packs([pack, pack])
-    assert batch.image_segments.tolist() == [[0, 2], [0, 2], [0, 3], [1, 2], [1, 2], [1, 3]]
+    for made in (batch, PackColumns([samples, samples], Packing(8)).batch()):
+        assert made.image_segments.tolist() == [[0, 2], [0, 2], [0, 3], [1, 2], [1, 2], [1, 3]]
     flat = PackedBatch.from_packs([pack, pack], Packing(8, layout="thd"))
     assert flat.image_segments.tolist() == [[0, 2], [0, 2], [0, 3], [0, 5], [0, 5], [0, 6]]
     assert len(flat.images) == 6
@@ -163,6 +166,8 @@ def test_flat_batch_of_aligned_packs_counts_both_boundaries_on() -> None:
 def test_pack_above_its_capacity_names_the_longest_sample() -> None:
     with pytest.raises(FatalSampleError, match=r"'a'.*3 samples of 6 tokens.*pack of 5.*has 3"):
         pack_samples(three(), Packing(capacity=5))
+    with pytest.raises(FatalSampleError, match="3 samples of 6 tokens"):
+        pack_samples(three(), Packing(capacity=5, overlong="alone"))
     long = [sample("a", list(range(9)))]
     assert len(pack_samples(long, Packing(capacity=5, overlong="alone")).input_ids) == 9
 

@@ -69,9 +69,10 @@ def test_no_size_is_no_buffer(texts, size) -> None:
     assert ShuffleBufferDataset(below, size).config() == below.config()
 
 
-def test_state_of_a_larger_buffer_is_refused(texts) -> None:
+@pytest.mark.parametrize("size", [5, 8])
+def test_state_of_a_larger_buffer_is_refused(texts, size) -> None:
     run = StreamRun(ShuffleBufferDataset(in_file_order(texts), 9), Stream(0, 1))
     next(run)
-    other = StreamRun(ShuffleBufferDataset(in_file_order(texts), 5), Stream(0, 1))
-    with pytest.raises(StateError, match=r"buffers 8 samples, which does not go with size=5"):
+    other = StreamRun(ShuffleBufferDataset(in_file_order(texts), size), Stream(0, 1))
+    with pytest.raises(StateError, match=f"buffers 8 samples, which does not go with size={size}"):
         other.restore(run.snapshot())
