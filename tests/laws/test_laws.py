@@ -958,41 +958,6 @@ def test_dataset_without_items_is_no_vacuous_pass() -> None:
         check_dataset(Numbers(0))
 
 
-class Doubling(Stage[Any]):
-    """Returns each item twice: a stage that forgets which of the two was given last."""
-
-    def cursor(self, stream: Stream) -> Cursor[Any]:
-        return DoublingCursor(self.dataset.cursor(stream))
-
-    def config(self) -> dict[str, JSON]:
-        return self.dataset.config()
-
-    def restore_sample(self, restore_key: RestoreKey) -> Any:
-        return self.dataset.restore_sample(restore_key[2])
-
-
-class DoublingCursor(Cursor[Any]):
-    def __init__(self, inner: Cursor[Any]) -> None:
-        self.inner = inner
-        self.item: Any = None
-        self.turn = 0
-
-    def __next__(self) -> Any:
-        if self.turn % 2 == 0:
-            self.item = next(self.inner)
-        self.key = ("doubled", self.turn % 2, self.inner.key)
-        self.turn += 1
-        return self.item
-
-    def snapshot(self) -> Snapshot:
-        return Snapshot("doubled", {"turn": self.turn}, (self.inner.snapshot(),))
-
-    def restore(self, snapshot: Snapshot) -> None:
-        snapshot.expect("doubled", 1)
-        self.turn = snapshot.count("turn")
-        self.inner.restore(snapshot.inner[0])
-
-
 class EveryNth(Stage[Any]):
     """Keeps every n-th item: a stage of a user's, with state."""
 
@@ -1042,11 +1007,6 @@ def test_declared_state_of_another_kind_is_refused(seen: Any) -> None:
     state["inner"][0]["seen"] = seen
     with pytest.raises(StateError, match=f"'every_nth' has seen={seen!r}, which is not a count"):
         run.restore(Snapshot.from_json(state))
-
-
-def test_stage_that_forgets_what_it_holds_is_found_out() -> None:
-    with pytest.raises(LawError, match="Resume: Doubling, stream 0 of 1, restored after"):
-        check_dataset(Doubling(Numbers()), num_streams=(1,))
 
 
 def test_half_applied_state_is_found_out() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -120,40 +119,21 @@ def test_too_few_samples_to_cut_are_repeated_or_dropped_and_counted() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_accelerate_passes_each_process_full_steps_of_every_sample(
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_accelerate_passes_each_process_what_its_rank_has_without(
     kind: str, world_size: int, shard: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shards = []
+    shards, alone = [], []
     for rank in range(world_size):
         distributed(monkeypatch, rank=rank, world_size=world_size)
-        sampler = made(kind, LENGTHS)
-        assert (sampler.rank, sampler.world_size) == (rank, world_size)
-        shards.append(shard(sampler, world_size, rank))
-    for epoch in range(2):
-        for sharded in shards:
-            sharded.batch_sampler.sampler.set_epoch(epoch)
-        steps = steps_of(shards)
-        counts = Counter(indices_of(steps))
-        assert sorted(counts) == list(range(150))
-        if kind != "modality":  # of which groups fill steps
-            assert counts.total() == 150
-        elif epoch == 0:
-            assert counts.total() == 150 + shards[0].batch_sampler.num_repeated
-        if kind == "multipack_full":
-            assert {len(batch) for step in steps for batch in step} == {3}
-        if kind == "modality":
-            assert all(len({i % 3 > 0 for i in indices_of(step)}) == 1 for step in steps)
-
-
-@pytest.mark.parametrize("kind", ["multipack_full", "modality", "tokens", "of_five"])
-def test_accelerate_passes_each_process_what_its_rank_has_without(
-    kind: str, shard: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for rank in range(2):
-        distributed(monkeypatch, rank=rank, world_size=2)
-        assert list(shard(made(kind, LENGTHS), 2, rank)) == list(made(kind, LENGTHS))
-        assert len(shard(made(kind, LENGTHS), 2, rank)) == len(made(kind, LENGTHS))
+        shards.append(shard(made(kind, LENGTHS), world_size, rank))
+        alone.append(made(kind, LENGTHS))
+        for epoch in range(2):
+            shards[-1].batch_sampler.sampler.set_epoch(epoch)
+            alone[-1].set_epoch(epoch)
+            assert len(shards[-1]) == len(alone[-1])
+            assert list(shards[-1]) == list(alone[-1])
+    assert set(indices_of(steps_of(shards))) == set(range(150))
 
 
 def test_sampler_made_before_the_processes_know_each_other_learns_of_them(shard: Any) -> None:
@@ -217,11 +197,6 @@ def test_accelerate_sees_no_batch_size_as_it_would_count_samples_by_it(
     assert shard(sampler, 2, 0).batch_size is None
     assert sampler.batch_size == {"modality": 12, "tokens": None, "of_five": None}.get(kind, 3)
     assert shard(sampler, 2, 0, split_batches=True).batch_size == sampler.batch_size
-
-
-def test_nothing_changes_where_accelerate_has_one_process(shard: Any) -> None:
-    sampler = MultipackBatchSampler(LENGTHS, 100, 3, rank=1, world_size=2)
-    assert list(shard(sampler, 1, 0)) == list(sampler)
 
 
 # The order of a sampler, which must be the same on all ranks.

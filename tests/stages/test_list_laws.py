@@ -8,7 +8,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from energon_lite import (
@@ -19,8 +18,6 @@ from energon_lite import (
     WorkerConfig,
     get_savable_loader,
 )
-from energon_lite.batching.balance_orders import BalancedOrder
-from energon_lite.batching.collector import Samples
 from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.loader.resume import decompressed
@@ -453,14 +450,3 @@ def test_planned_lists_are_those_of_the_same_collector_over_the_samples(case: Ca
         assert of_plan.key == of_samples.key
         keys.append(of_plan.key)
     assert len({key for found in keys for key in found[2:]}) > NUM_SAMPLES
-
-
-def test_each_window_of_balanced_packs_has_another_order() -> None:
-    collector, orders = BalancedOrder(window=8, seed=0), set()
-    costs = np.arange(8, dtype=np.float64).view(np.int64)[:, None]
-    for window in range(4):
-        numbers = np.arange(8 * window, 8 * window + 8)
-        collector.add(Samples(numbers, np.zeros(8, np.int64), costs))
-        found = [collector.next(0, has_ended=True) for _ in range(8)]
-        orders.add(tuple(number - 8 * window for own in found for number in own or ()))
-    assert len(orders) == 4

@@ -27,6 +27,7 @@ from energon_lite import (
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.keys import leaves
 from energon_lite.core.topology import Stream
+from energon_lite.loss import WeightedLabels
 
 from ..helpers import blend_maker, number_of, text_set
 
@@ -252,6 +253,7 @@ def test_dicts_keep_their_keys_and_one_warning_says_how_to_get_weights(
         (lambda batch: batch, False),
         (lambda batch: Own(batch.text), False),
         (lambda batch: {"loss_weights": batch.loss_weight}, False),
+        (lambda batch: {"labels": WeightedLabels(loss_weights=batch.loss_weight)}, False),
         (lambda batch: tuple(batch.text), True),
         (lambda batch: Frozen(batch.text), True),
     ],
@@ -291,6 +293,14 @@ def test_batches_of_several_samples_of_one_have_one_entry_each(sets) -> None:
     for batch in islice(loader, 12):
         assert batch.loss_weight.shape == (4,)
         assert len(batch.texts) == 4
+
+
+def test_batch_of_other_samples_than_those_of_its_key_has_no_weights_of_them(sets) -> None:
+    def first_two(batch: Any) -> Any:
+        return TextBatch(__key__=batch.__key__[:2], __restore_key__=(), text=batch.text[:2])
+
+    (batch,) = islice(dataset_of(sets, encoder_of(first_two)), 1)
+    assert batch.__loss_weight__ is None
 
 
 def test_items_of_a_generator_over_batches_have_those_of_the_whole_batch(sets) -> None:

@@ -158,7 +158,3 @@ def test_weights_that_nothing_applies_are_refused(texts: Path, tmp_path: Path) -
         assert torch.is_tensor(next(iter(loader_of(place, encoder)))["labels"])
     with pytest.raises(ValueError, match="pass batch_size, the number of packs"):
         loader_of(texts, Text(), batch_size=None)
-    with pytest.raises(ValueError, match="the models shift labels"):
-        Packing(capacity=8, output="huggingface", labels_are_shifted=True)
-    with pytest.raises(ValueError, match="output='hf' is not one of packed_batch, huggingface"):
-        Packing(capacity=8, output="hf")  # type: ignore[arg-type]

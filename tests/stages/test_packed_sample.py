@@ -90,6 +90,7 @@ def test_aligned_samples_start_at_multiples_and_know_both_boundaries() -> None:
         "cu_seqlens": [0, 3, 4, 6],
     }
     assert pack.cu_seqlens_padded.tolist() == [0, 4, 8, 12]
+    assert pack.max_seqlen == 4
 
 
 @pytest.mark.parametrize(
