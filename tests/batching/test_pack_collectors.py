@@ -115,6 +115,11 @@ def test_a_sample_longer_than_a_pack_is_alone(name: str) -> None:
     ]
 
 
+def test_a_buffer_that_is_full_for_several_packs_resumes_between_them() -> None:
+    # Long samples after short ones: the buffer may be smaller than it is.
+    check_resume(MAKES["stream"], [0] * 500, [1] * 300 + [60] * 200)
+
+
 @pytest.mark.parametrize("make", [shared, steps])
 def test_streams_that_share_a_plan_have_all_of_it(make: Any) -> None:
     runs = [Run(make(index, 3), GROUPS, LENGTHS) for index in range(3)]
