@@ -186,6 +186,8 @@ def test_repeated_batches_are_counted_as_items(roots, num_streams) -> None:
     whole = sum(batches.num_items(Stream(i, num_streams)) for i in range(num_streams))
     streams = draws(dataset, num_streams)
     assert sum(len(stream) for stream in streams) == whole + whole // 2
+    tenths = RepeatDataset(batches, repeats=0.7)  # seven tenths, not the nearest binary number
+    assert tenths.config()["repeats"] == "7/10"
 
 
 def test_one_source_used_twice_has_another_id_and_order(roots) -> None:

@@ -258,6 +258,15 @@ def test_samples_that_the_function_leaves_out_are_counted(root) -> None:
     assert (stats.samples, stats.skipped) == (3, NUM_SAMPLES - 3)
 
 
+def test_samples_that_are_pushed_back_at_the_end_are_dropped_and_counted(root) -> None:
+    def select(samples: list[Any]) -> Any:
+        return pairs(samples) if len(samples) == 7 else PackedSamplesOutput([], samples)
+
+    _, loader = one_pass(root, Chosen(select), batch_size=None, packing_buffer_size=7)
+    stats = loader.stats()["texts/train"]
+    assert (stats.samples, stats.skipped) == (56, 4)
+
+
 class Popping(DefaultTaskEncoder):
     """Hooks that empty the lists that they get."""
 
