@@ -45,8 +45,10 @@ DATASETS = {
 }
 
 
-@pytest.mark.parametrize("kind", DATASETS)
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.processes)])
+@pytest.mark.parametrize(
+    ("kind", "num_workers"),
+    [*((kind, 0) for kind in DATASETS), pytest.param("subset", 2, marks=pytest.mark.processes)],
+)
 def test_loader_has_the_packs_of_each_batch(kind: str, num_workers: int) -> None:
     sampler = MultipackBatchSampler(LENGTHS, 40, 3)
     rows = PackedRows(DATASETS[kind](), PACKING)

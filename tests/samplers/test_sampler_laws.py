@@ -357,8 +357,13 @@ def test_global_randomness_has_no_effect(kind: str) -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.processes)])
-@pytest.mark.parametrize("kind", [*KINDS, "random order"])
+@pytest.mark.parametrize(
+    ("kind", "num_workers"),
+    [
+        *((kind, 0) for kind in (*KINDS, "random order")),
+        pytest.param("random order", 2, marks=pytest.mark.processes),
+    ],
+)
 def test_loader_has_the_batches_of_each_epoch_and_resumes(kind: str, num_workers: int) -> None:
     lengths = text_lengths(200)
     if kind == "random order":  # torch's would have to be seeded to resume in another process

@@ -221,9 +221,14 @@ def test_without_loss_weights_objects_have_ones(sets) -> None:
         assert_weighs(item.loss_weight, [1.0] * 4)
 
 
-@pytest.mark.parametrize("hook", ["encode_batch", "batch", "encode_sample"])
-@pytest.mark.parametrize(("split", "is_weighted"), [(PLAIN, False), (WEIGHTED, True)])
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.processes)])
+@pytest.mark.parametrize(
+    ("hook", "split", "is_weighted", "num_workers"),
+    [
+        *((hook, WEIGHTED, True, 0) for hook in ("encode_batch", "batch", "encode_sample")),
+        ("encode_batch", PLAIN, False, 0),
+        pytest.param("batch", WEIGHTED, True, 2, marks=pytest.mark.processes),
+    ],
+)
 def test_dicts_keep_their_keys_and_one_warning_says_how_to_get_weights(
     sets, hook, split, is_weighted, num_workers, caplog, capfd
 ) -> None:
