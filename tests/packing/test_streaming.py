@@ -203,6 +203,14 @@ def test_full_is_when_the_target_size_is_buffered(case: Case) -> None:
         packer.add(row)
 
 
+def test_target_size_counts_no_more_samples_than_a_pack_may_have() -> None:
+    packer = StreamingPacker((1 << 36, 10), buffer_size=2, max_samples=5)
+    for _ in range(20):
+        packer.add((1, 0))
+    assert packer.target_size == 20
+    assert packer.is_full
+
+
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda packer: pickle.loads(pickle.dumps(packer))]
 )
