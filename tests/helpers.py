@@ -255,6 +255,21 @@ def in_file_order(path: Path, **settings: Any) -> Any:
     return factory.build()
 
 
+def source_of(
+    path: Path,
+    *,
+    repeat: bool = False,
+    training: bool = True,
+    config: WorkerConfig | None = None,
+    **order: Any,
+) -> Any:
+    """The source of a folder, with any settings of its order."""
+    built = {k: order.pop(k) for k in ("shuffle_buffer_size", "block") if k in order}
+    config = config or WorkerConfig(rank=0, world_size=1, num_workers=0)
+    factory = load_factory(path, training=training, worker_config=config, **order)
+    return factory.build(repeat=repeat, **built)
+
+
 def validation(path: Path, encoder: str = "plain", **settings: Any) -> MakeDataset:
     """A maker of validation datasets over the split `train`."""
     settings = {"batch_size": 3, "split_part": "train", **settings}

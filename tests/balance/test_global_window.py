@@ -3,7 +3,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 from energon_lite.balance import StepPlan, global_window, imbalance
 
@@ -61,27 +60,3 @@ def test_plans_compare_by_their_contents() -> None:
     assert plan != global_window([3, 2, 1, 5], 2, 2, 0)
     assert plan != 3
     assert repr(plan) == "StepPlan(2 steps of 2 ranks, 1 packs repeated, 0 omitted)"
-
-
-def test_costs_of_another_number_of_packs_are_refused() -> None:
-    for remainder in ("pad", "drop", "ragged"):
-        plan = global_window([1, 2, 3], 2, 2, 0, remainder=remainder)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="4 costs for a plan of 3 packs"):
-            plan.costs([1, 2, 3, 4])
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"num_ranks": 0}, "num_ranks=0 must be at least"),
-        ({"window_steps": 0}, "window_steps=0 must be at least"),
-        ({"epoch": -1}, "epoch=-1 must be at least"),
-        ({"remainder": "keep"}, "remainder='keep' is not one of pad, drop, ragged"),
-        ({"costs_P": [1, -2]}, "cost of pack 1 is -2"),
-        ({"costs_P": [[1, 2]]}, r"must have shape \(pack,\)"),
-    ],
-)
-def test_impossible_settings_are_refused(change: dict[str, Any], message: str) -> None:
-    settings: dict[str, Any] = {"costs_P": [1, 2], "num_ranks": 2, "window_steps": 2, "seed": 0}
-    with pytest.raises(ValueError, match=message):
-        global_window(**{**settings, **change})

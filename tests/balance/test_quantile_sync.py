@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -39,30 +38,6 @@ def test_windows_that_are_not_equally_full_keep_about_the_same_rhythm() -> None:
     assert imbalance(np.stack([costs[:180] for costs in ordered], axis=1)) < 0.4 * unsorted
 
 
-def test_without_packs_none_is_emitted() -> None:
-    with pytest.raises(IndexError, match="No pack is buffered"):
-        QuantileSync(4, 0).next_pack()
-
-
-@pytest.mark.parametrize("cost", [-1, float("nan"), float("inf")])
-def test_impossible_costs_are_refused(cost: float) -> None:
-    sync = QuantileSync(4, 0)
-    sync.add(1)
-    with pytest.raises(ValueError, match="Pack 1 has a cost of"):
-        sync.add(cost)
-    with pytest.raises(ValueError, match="cost of pack 1 is"):
-        quantile_sync([1, cost], 4, 0, 0)
-
-
-def test_impossible_windows_are_refused() -> None:
-    with pytest.raises(ValueError, match="window=0 must be at least"):
-        QuantileSync(0, 0)
-    with pytest.raises(ValueError, match="window_number=-1 must be at least"):
-        quantile_sync([1], 1, 0, -1)
-    with pytest.raises(ValueError, match="3 packs are more than a window of 2"):
-        quantile_sync([1, 2, 3], 2, 0, 0)
-
-
 def in_the_middle() -> QuantileSync:
     sync = QuantileSync(4, 9)
     for cost in (5, 0.1, 7, 8, 2, 3):
@@ -94,10 +69,3 @@ def test_a_state_that_does_not_fit_changes_nothing(change: dict[str, Any], messa
         with pytest.raises(StateError, match=f"KeyError.*{name}|{name}=None is no count"):
             sync.restore({key: value for key, value in before.items() if key != name})
     assert sync.state() == before
-
-
-def test_a_resume_from_json_changes_nothing() -> None:
-    sync, resumed = in_the_middle(), QuantileSync(4, 9)
-    resumed.restore(json.loads(json.dumps(sync.state())))
-    assert resumed.buffered() == sync.buffered()
-    assert [resumed.next_pack() for _ in range(5)] == [sync.next_pack() for _ in range(5)]

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from energon_lite import Buckets, ModalitySplit
 from energon_lite.batching.buckets import BucketCollector
@@ -42,16 +44,47 @@ def modality_collector(
 @pytest.mark.parametrize(
     "settings",
     [{}, {"window": 3}, {"window": 1}, {"align": 8}, {"longest_first": True},
-     {"max_tokens": None, "batch_size": 6}, {"batch_size": 3}],
+     {"max_tokens": None, "batch_size": 6}, {"batch_size": 3},
+     {"max_tokens": None, "batch_size": 20, "window": 4}],
 )  # fmt: skip
 def test_buckets(settings: dict[str, Any], groups: list[int], drops_last: bool) -> None:
     run = check_resume(bucket_collector(drops_last, **settings), groups, LENGTHS)
+    if "max_tokens" in settings:  # only the last batch of each group may be smaller
+        short = sum(len(batch) < settings["batch_size"] for batch in run.lists)
+        assert short <= (0 if drops_last else len(set(groups)))
     for batch in run.lists:
         assert len({groups[n] for n in batch}) == 1
         longest = -(-max(LENGTHS[n] for n in batch) // settings.get("align", 1))
         if settings.get("max_tokens", 64):
             assert longest * settings.get("align", 1) * len(batch) <= 64
     assert len(run.dropped) < 64 * len(set(groups)) if drops_last else not run.dropped
+
+
+SPREAD = [1 + (37 * n) % 101 for n in range(1200)]
+
+
+def areas_of(run: Run) -> Any:
+    return np.array([len(batch) * max(SPREAD[n] for n in batch) for batch in run.all().lists])
+
+
+def test_larger_windows_pad_less() -> None:
+    shares = []
+    for window in (8, 32, 256):
+        make = bucket_collector(max_tokens=None, batch_size=4, window=window)
+        shares.append(1 - sum(SPREAD) / areas_of(Run(make, [0] * 1200, SPREAD)).sum())
+    assert shares == sorted(shares, reverse=True)
+    assert shares[-1] < 0.04
+
+
+@pytest.mark.parametrize("longest_first", [False, True])
+def test_each_window_has_another_order_and_only_the_first_may_begin_with_its_longest(
+    longest_first: bool,
+) -> None:
+    make = bucket_collector(max_tokens=None, batch_size=4, window=60, longest_first=longest_first)
+    areas = areas_of(Run(make, [0] * 1200, SPREAD)).reshape(20, 15)
+    assert not longest_first or areas[0].argmax() == 0
+    assert (areas.argmax(1) == 0).sum() < 8
+    assert len({tuple(order) for order in areas.argsort(1).tolist()}) > 15
 
 
 def test_the_next_window_is_read_at_the_pace_of_this_one() -> None:
@@ -69,7 +102,9 @@ def test_a_sample_that_is_too_long_is_alone() -> None:
     assert [batch for batch in run.lists if 3 in batch] == [[3]]
 
 
-@pytest.mark.parametrize("groups", [[0] * 400, [1] * 400, GROUPS, [1, 0, 0, 0] * 100])
+@pytest.mark.parametrize(
+    "groups", [[0] * 400, [1] * 400, GROUPS, [1, 0, 0, 0] * 100, [0, 0, 1] * 133]
+)
 @pytest.mark.parametrize("end", ["keep", "drop", "pad"])
 @pytest.mark.parametrize("settings", [{}, {"window": 1}, {"longest_first": True}, {"window": 64}])
 def test_modality(end: Any, groups: list[int], settings: dict[str, Any]) -> None:
@@ -78,10 +113,32 @@ def test_modality(end: Any, groups: list[int], settings: dict[str, Any]) -> None
     for cycle, batch in enumerate(run.lists):
         members = {groups[n if n >= 0 else ~n] for n in batch}
         assert len(members) == 1
-        if cycle < len(run.lists) // 2 and len(set(groups)) == 2:
+        # Dropping ends the stream with the cycle of which there is no full batch.
+        if (cycle < len(run.lists) // 2 or end == "drop") and len(set(groups)) == 2:
             assert members == {schedule.group(cycle)}
         assert len(batch) == 4 or end == "keep"
     assert bool(run.dropped) <= (end == "drop")
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 40)), max_size=60),
+    st.sampled_from(["keep", "drop", "pad", "buckets"]),
+)
+def test_any_samples_are_in_one_batch_each(samples: list[tuple[int, int]], end: Any) -> None:
+    """Also none at all, none of a group, fewer than half a batch of it, and of no length."""
+    groups, lengths = [group for group, _ in samples], [length for _, length in samples]
+    if end == "buckets":
+        check_resume(bucket_collector(window=10), groups, [max(1, length) for length in lengths])
+        return
+    run = check_resume(modality_collector(end=end), groups, lengths)
+    assert end != "pad" or all(len(batch) == 4 for batch in run.lists)
+
+
+def test_only_the_first_window_of_a_group_may_be_from_long_to_short() -> None:
+    run = Run(modality_collector(longest_first=True, window=9), [0] * 400, LENGTHS).all()
+    longest = [max(LENGTHS[n] for n in batch) for batch in run.lists]
+    assert longest[:9] == sorted(longest[:9], reverse=True)
+    assert all(longest[k : k + 9] != sorted(longest[k : k + 9])[::-1] for k in range(9, 90, 9))
 
 
 def test_padding_repeats_samples_of_the_last_batch_of_the_group() -> None:
@@ -92,18 +149,18 @@ def test_padding_repeats_samples_of_the_last_batch_of_the_group() -> None:
     assert [~n for n in only[2:]] == only[:2] == [15, 16]
 
 
-def test_all_streams_have_batches_of_similar_length_at_the_same_step() -> None:
+def one_group(index: int) -> ModalityCollector:
+    split = ModalitySplit("modality", shares={"images": 1, "text": 0}, window=16)
+    return ModalityCollector(split, Groups(("images", "text"), (1, 0)), 4, 3, Stream(index, 2))
+
+
+@pytest.mark.parametrize(
+    "make", [one_group, lambda _: bucket_collector(max_tokens=None, batch_size=4, window=64)()]
+)
+def test_all_streams_have_batches_of_similar_length_at_the_same_step(make: Any) -> None:
     def means(index: int) -> list[float]:
-        rng = np.random.default_rng(index)
-        lengths = rng.integers(1, 1000, 4000)
-        groups = [0] * 4000
-        run = Run(
-            modality_collector(index, shares={"images": 3, "text": 0}, window=16), groups, lengths
-        )
-        run.collector = ModalityCollector(
-            ModalitySplit("modality", shares={"images": 1, "text": 0}, window=16),
-            Groups(("images", "text"), (1, 0)), 4, 3, Stream(index, 2),
-        )  # fmt: skip
+        lengths = np.random.default_rng(index).integers(1, 1000, 4000)
+        run = Run(lambda: make(index), [0] * 4000, lengths)
         for _ in range(500):
             run.step()
         return [float(np.mean(lengths[batch])) for batch in run.lists]

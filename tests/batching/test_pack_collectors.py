@@ -86,6 +86,9 @@ def lengths_for(name: str) -> list[int]:
 def test_each_sample_is_in_one_list_and_a_resume_changes_nothing(name: str) -> None:
     run = check_resume(MAKES[name], GROUPS, lengths_for(name))
     assert bool(run.dropped) == ("dropped" in name)
+    if name.startswith("selected"):  # never more than a full buffer
+        given = [0, *np.cumsum([len(own) for own in run.lists]).tolist()]
+        assert max(read - num for read, num in zip(run.reads, given, strict=False)) == 15
     if not name.startswith(("shuffle", "selected", "balanced")):
         assert all(len({GROUPS[n] for n in own}) == 1 for own in run.lists)
     if name.startswith(("stream", "window", "shared")):
@@ -110,6 +113,11 @@ def test_a_sample_longer_than_a_pack_is_alone(name: str) -> None:
     assert [own for own in run.lists if any(n % 40 == 7 for n in own)] == [
         [n] for n in range(7, 300, 40)
     ]
+
+
+def test_a_buffer_that_is_full_for_several_packs_resumes_between_them() -> None:
+    # Long samples after short ones: the buffer may be smaller than it is.
+    check_resume(MAKES["stream"], [0] * 500, [1] * 300 + [60] * 200)
 
 
 @pytest.mark.parametrize("make", [shared, steps])

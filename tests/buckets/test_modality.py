@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite import ModalitySplit
 from energon_lite.batching.modality import GroupSchedule
-from energon_lite.order.schedules import Schedule
 
 BOTH = {"images": 15, "text": 1}
 shares_of_groups = st.lists(st.floats(0, 100), min_size=1, max_size=6).filter(
@@ -80,38 +77,3 @@ def test_config_is_json_and_has_what_decides_the_content() -> None:
     # What may change between a checkpoint and its resume.
     assert ModalitySplit("source", max_surplus=1).config() == ModalitySplit("source").config()
     assert ModalitySplit("source", end="pad").config() != ModalitySplit("source").config()
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "text"),
-    [
-        ({"window": 0}, ValueError, "window=0 must be at least 1"),
-        ({"window": 8.0}, TypeError, "window=8.0 must be an integer"),
-        ({"window": True}, TypeError, "window=True must be an integer"),
-        ({"end": "stop"}, ValueError, "end='stop' is not one of keep, drop, pad"),
-        ({"max_surplus": 2}, ValueError, r"max_surplus=2 must lie in 0..1"),
-        ({"group_by": "images"}, ValueError, "group_by='images' is not one of modality, source"),
-        ({"group_by": None}, ValueError, "group_by=None is not one of"),
-        ({"group_by": {}}, ValueError, "names no source"),
-        ({"shares": None}, ValueError, "Set the part of each group in the data"),
-        ({"group_by": len, "shares": None}, ValueError, "group_by='function' does not follow"),
-        ({"shares": {}}, ValueError, "no group with a share above 0"),
-        ({"shares": {"text": 0}}, ValueError, "no group with a share above 0"),
-        ({"shares": {"text": -1}}, ValueError, r"shares\['text'\]=-1 must be finite"),
-        ({"shares": {"text": float("nan")}}, ValueError, "must be finite"),
-        ({"shares": {"text": float("inf")}}, ValueError, "must be finite"),
-        ({"shares": {"text": "1"}}, TypeError, "must be a number"),
-        ({"shares": {2.5: 1}}, TypeError, "shares has a group 2.5"),
-        ({"shares": ["text"]}, TypeError, "must be a dict of groups"),
-        (
-            {"shares": {"text": Schedule("linear", ((0, 1.0), (9, 2.0)))}},
-            TypeError,
-            "what changes in the run cannot be the same on all ranks",
-        ),
-    ],
-)
-def test_settings_out_of_range_are_refused(
-    settings: dict[str, Any], error: type[Exception], text: str
-) -> None:
-    with pytest.raises(error, match=text):
-        ModalitySplit(**{"shares": BOTH, **settings})

@@ -4,35 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
 
 from energon_lite import Buckets
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "text"),
-    [
-        ({"max_tokens": 0}, ValueError, "max_tokens=0 must be at least 1"),
-        ({"max_tokens": 2.5}, TypeError, "max_tokens=2.5 must be an integer"),
-        ({"max_tokens": True}, TypeError, "max_tokens=True must be an integer"),
-        ({"max_tokens": 9, "batch_size_fn": int}, TypeError, "both say how large a batch is"),
-        ({"batch_size_fn": 4}, TypeError, "batch_size_fn=4 is no function of a length"),
-        ({"window": 0}, ValueError, "window=0 must be at least 1"),
-        ({"window": None}, TypeError, "window=None must be an integer"),
-        ({"align": -1}, ValueError, "align=-1 must be at least 1"),
-        ({"max_tokens": 7, "align": 8}, ValueError, "align=8 is above max_tokens=7"),
-        ({"overlong": "cut"}, ValueError, "overlong='cut' is not one of error, drop, alone"),
-        ({"group_by": "length"}, ValueError, "group_by='length' is not one of source, modality"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(
-    settings: dict[str, Any], error: type[Exception], text: str
-) -> None:
-    with pytest.raises(error, match=text):
-        Buckets(**settings)
 
 
 def test_settings_do_not_change() -> None:

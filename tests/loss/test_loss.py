@@ -6,12 +6,10 @@ DistributedDataParallel in one test.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ import torch.nn.functional as F
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from energon_lite.loss import (
     DeferredMean,
@@ -35,6 +34,7 @@ from energon_lite.loss import (
 from energon_lite.loss import means as loss_module
 
 from ..conftest import examples
+from ..rank_processes import in_ranks
 
 VOCABULARY = 5
 WIDTH = 3
@@ -128,7 +128,7 @@ class ThreadRanks:
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
         self.num_calls = 0
-        self._barrier = threading.Barrier(num_ranks)
+        self._barrier = threading.Barrier(max(num_ranks, 1))
         self._slots: list[Tensor] = [torch.empty(0)] * num_ranks
         self._local = threading.local()
 
@@ -151,16 +151,16 @@ class ThreadRanks:
         self.num_calls += self._local.rank == 0
         self._barrier.wait(timeout=30)
 
-    def run(self, work: Callable[[int], Any]) -> list[Any]:
+    def run(self, work: Callable[[int], Any], num_threads: int = 0) -> list[Any]:
         def rank_thread(rank: int) -> Any:
             self._local.rank = rank
             return work(rank)
 
         with (
             mock.patch.object(loss_module, "dist", self),
-            ThreadPoolExecutor(self.num_ranks) as pool,
+            ThreadPoolExecutor(num_threads or self.num_ranks) as pool,
         ):
-            return list(pool.map(rank_thread, range(self.num_ranks)))
+            return list(pool.map(rank_thread, range(num_threads or self.num_ranks)))
 
 
 def join_gradients(ranks: ThreadRanks, parameters: list[Tensor], reduction: Any) -> None:
@@ -257,21 +257,9 @@ def test_step_has_loss_and_gradient_of_one_big_batch(
 
 
 def test_mean_of_means_would_differ_on_such_data() -> None:
-    wanted_loss, wanted = big_batch(UNEVEN)
-    ranks = ThreadRanks(2)
-
-    def step(rank: int) -> tuple[float, Tensor]:
-        parameters = make_parameters()
-        batches = [UNEVEN[rows] for rows in UNEVEN_DEAL[rank]]
-        parts = [weighted_mean(b.losses(parameters), b.weights, mask=b.mask) for b in batches]
-        loss = torch.stack(parts).mean()
-        loss.backward()
-        join_gradients(ranks, parameters, "mean")
-        return loss.item(), flat(p.grad for p in parameters)
-
-    results = ranks.run(step)
-    assert (results[0][1] - wanted).norm() > 0.05 * wanted.norm()
-    assert abs(sum(loss for loss, _ in results) / 2 - wanted_loss) > 0.05 * wanted_loss
+    wanted, _ = big_batch(UNEVEN)
+    parts = [big_batch(UNEVEN[rows])[0] for rank in UNEVEN_DEAL for rows in rank]
+    assert abs(sum(parts) / len(parts) - wanted) > 0.05 * wanted
 
 
 def test_ranks_send_once_per_step() -> None:
@@ -292,80 +280,46 @@ def test_ranks_send_once_per_step() -> None:
 
 # Real processes.
 
-RANK = """
-import copy, json, os, sys
-from contextlib import nullcontext
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from energon_lite.loss import DeferredMean, step_denominator, weight_total, weighted_mean
 
-torch.set_num_threads(1)
-meeting, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
-torch.manual_seed(0)
-model = torch.nn.Sequential(
-    torch.nn.Embedding(11, 8), torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 11)
-).double()
-tokens = torch.randint(11, (12, 7))
-labels = torch.randint(11, (12, 7)).masked_fill(torch.rand(12, 7) < 0.4, -100)
-labels[4:6] = -100
-weights = torch.tensor([1.0, 0.2, 0.2, 0.0] * 3)
-deal = [[range(0, 4), range(4, 6)], [range(6, 7), range(7, 9), range(9, 12)]][rank]
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = torch.nn.ParameterList(make_parameters())
 
-def losses_of(model, rows):
-    logits = model(tokens[list(rows)])
-    wanted = labels[list(rows)]
-    return torch.nn.functional.cross_entropy(logits.mT, wanted, reduction="none")
+    def forward(self, data: Data) -> Tensor:
+        return data.losses(list(self.all))
 
-def gradients(model):
-    return torch.cat([p.grad.reshape(-1) for p in model.parameters()])
 
-def batches():
-    for k, rows in enumerate(deal):
-        rows = list(rows)
-        last = k == len(deal) - 1
-        with nullcontext() if last else ddp.no_sync():
-            yield losses_of(ddp, rows), weights[rows], labels[rows] != -100
-
-whole = copy.deepcopy(model)
-factors = weights.double()[:, None] * (labels != -100)
-whole_loss = (factors * losses_of(whole, range(12))).sum() / factors.sum()
-whole_loss.backward()
-
-result = {}
-for way in ("known", "deferred", "mean of means"):
-    ddp = DistributedDataParallel(copy.deepcopy(model))
-    if way == "known":
-        totals = []
-        for rows in map(list, deal):
-            totals.append(weight_total(weights[rows], (len(rows), 7), mask=labels[rows] != -100))
-        denominator = step_denominator(totals)
-        parts = []
-        for losses, w, mask in batches():
-            parts.append(weighted_mean(losses, w, mask=mask, denominator=denominator))
-            parts[-1].backward()
-        loss = sum(parts).detach()
-        dist.all_reduce(loss)
-        loss /= world
-    elif way == "deferred":
-        step = DeferredMean()
-        for losses, w, mask in batches():
-            step.add(losses, w, mask).backward()
-        loss = step.finish(ddp.parameters())
-    else:
-        loss = 0.0
-        for losses, w, mask in batches():
-            (weighted_mean(losses, w, mask=mask) / len(deal)).backward()
-    error = (gradients(ddp) - gradients(whole)).norm() / gradients(whole).norm()
-    result[way] = [error.item(), float(loss) - whole_loss.item()]
-print(json.dumps(result), flush=True)
-dist.barrier()
-dist.destroy_process_group()
-# All is done, and said. The threads that gloo leaves after DDP now and then abort a process that
-# takes the interpreter down ("terminate called without an active exception"), with torch alone too.
-os._exit(0)
-"""
+def errors_under_ddp(rank: int) -> list[tuple[float, float]]:
+    """How far gradient and loss of two ranks are from those of one big batch, in both ways."""
+    wanted_loss, wanted = big_batch(UNEVEN)
+    micro_batches = [UNEVEN[rows] for rows in UNEVEN_DEAL[rank]]
+    found = []
+    for is_known in (True, False):
+        model, step, loss = (
+            DistributedDataParallel(Model()),
+            DeferredMean(),
+            torch.zeros((), dtype=torch.float64),
+        )
+        totals = [weight_total(b.weights, b.shape, mask=b.mask) for b in micro_batches]
+        denominator = step_denominator(totals) if is_known else None
+        for number, b in enumerate(micro_batches, start=1):
+            with nullcontext() if number == len(micro_batches) else model.no_sync():
+                losses = model(b)
+                if is_known:
+                    part = weighted_mean(losses, b.weights, mask=b.mask, denominator=denominator)
+                    loss = loss + part.detach()
+                else:
+                    part = step.add(losses, b.weights, b.mask)
+                part.backward()
+        if is_known:
+            dist.all_reduce(loss)
+            loss /= 2
+        else:
+            loss = step.finish(model.parameters())
+        error = flat(p.grad for p in model.parameters()) - wanted
+        found.append((float(error.norm() / wanted.norm()), float(loss) - wanted_loss))
+    return found
 
 
 @pytest.mark.processes
@@ -374,28 +328,9 @@ os._exit(0)
     reason="this build of torch has no torch.distributed with gloo",
 )
 def test_accumulation_under_ddp_has_the_gradient_of_one_process(tmp_path: Path) -> None:
-    world = 2
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(tmp_path / "meeting"), str(rank), str(world)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * world
-    for output in outputs:
-        result = json.loads(output.splitlines()[-1])
-        for way in ("known", "deferred"):
-            gradient_error, loss_error = result[way]
-            assert gradient_error < 1e-10
-            assert abs(loss_error) < 1e-10
-        assert result["mean of means"][0] > 0.05
+    for found in in_ranks(errors_under_ddp, 2, tmp_path / "ranks"):
+        for errors in found:
+            assert max(map(abs, errors)) < 1e-10
 
 
 # Single functions.
@@ -442,20 +377,18 @@ def test_loss_of_weight_zero_leaks_nothing(bad: float) -> None:
     assert mean.item() == 7 / 4
     assert losses.grad is not None
     assert losses.grad.tolist() == [[0.25, 0], [0, 0], [0.75, 0]]
-
-
-def test_loss_that_counts_shows_its_nan() -> None:
-    assert weighted_mean(torch.tensor([1.0, float("nan")]), torch.ones(2)).isnan()
+    assert weighted_mean(torch.tensor([1.0, float("nan")]), torch.ones(2)).isnan()  # it counts
 
 
 @pytest.mark.parametrize("denominator", [None, 0, torch.tensor(0.0)])
-def test_denominator_of_zero_makes_zero_and_no_gradient(denominator: Any) -> None:
-    losses = torch.tensor([1.0, float("nan")], requires_grad=True)
-    mean = weighted_mean(losses, torch.zeros(2), denominator=denominator)
+@pytest.mark.parametrize("values", [[1.0, float("nan")], []])
+def test_denominator_of_zero_makes_zero_and_no_gradient(denominator: Any, values: Any) -> None:
+    losses = torch.tensor(values, requires_grad=True)
+    mean = weighted_mean(losses, torch.zeros(len(values)), denominator=denominator)
     mean.backward()
     assert mean.item() == 0
     assert losses.grad is not None
-    assert losses.grad.tolist() == [0, 0]
+    assert losses.grad.tolist() == [0] * len(values)
 
 
 def test_deferred_mean_over_weights_of_zero_is_zero_and_has_no_gradient() -> None:
@@ -468,18 +401,11 @@ def test_deferred_mean_over_weights_of_zero_is_zero_and_has_no_gradient() -> Non
     assert step.finish([]).item() == 0  # nothing added
 
 
-def test_empty_micro_batch_adds_nothing() -> None:
-    losses = torch.empty(0, 3, requires_grad=True)
-    mean = weighted_mean(losses, torch.empty(0), mask=torch.empty(0, 1))
-    mean.backward()
-    assert mean.item() == 0
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_losses_of_low_precision_are_summed_in_float32(dtype: torch.dtype) -> None:
     # A running sum in bfloat16 would stop at 256, one in float16 at 2048.
     losses = torch.ones(3001, dtype=dtype, requires_grad=True)
-    weights = torch.ones(3001)
+    weights = torch.ones(3001, requires_grad=True)
     total = weighted_sum(losses, weights)
     assert (total.dtype, total.item()) == (torch.float32, 3001)
     mean = weighted_mean(losses, weights.to(dtype))
@@ -488,11 +414,9 @@ def test_losses_of_low_precision_are_summed_in_float32(dtype: torch.dtype) -> No
     assert losses.grad is not None
     assert losses.grad.dtype == dtype
     torch.testing.assert_close(losses.grad[0], torch.tensor(1 / 3001, dtype=dtype))
-
-
-def test_float64_losses_stay_float64() -> None:
-    losses = torch.full((3,), 0.1, dtype=torch.float64)
-    assert weighted_mean(losses, torch.ones(3)).item() == pytest.approx(0.1, rel=1e-15)
+    assert weights.grad is None
+    tenths = torch.full((3,), 0.1, dtype=torch.float64)  # stay float64
+    assert weighted_mean(tenths, torch.ones(3)).item() == pytest.approx(0.1, rel=1e-15)
 
 
 def test_totals_are_exact_beyond_float32() -> None:
@@ -514,13 +438,6 @@ def test_bfloat16_gradients_are_divided_with_one_rounding() -> None:
     assert weight.grad.tolist() == wanted.tolist()
 
 
-def test_weights_and_masks_get_no_gradient() -> None:
-    losses = torch.ones(2, requires_grad=True)
-    weights = torch.ones(2, requires_grad=True)
-    weighted_mean(losses, weights, mask=torch.ones(2, requires_grad=True)).backward()
-    assert weights.grad is None
-
-
 def test_deferred_mean_starts_from_scratch_after_each_step() -> None:
     weight = torch.zeros(1, requires_grad=True)
     unused = torch.zeros(1, requires_grad=True)
@@ -540,16 +457,6 @@ def test_step_denominator_takes_tensors_and_numbers_on_one_rank() -> None:
     assert step_denominator([1, 2.5, torch.tensor([0.5])]).item() == 4
     assert step_denominator([1.0], reduction="sum").item() == 1
     assert step_denominator([]).item() == 0
-
-
-@pytest.mark.parametrize(("reduction", "wanted"), [("mean", 2.5), ("sum", 7.5)])
-def test_averaging_trainers_divide_by_the_total_over_the_ranks(
-    reduction: Any, wanted: float
-) -> None:
-    totals: list[list[float]] = [[1.5, 2.0], [], [4.0]]
-    ranks = ThreadRanks(3)
-    found = ranks.run(lambda rank: step_denominator(totals[rank], reduction=reduction).item())
-    assert found == [wanted] * 3
 
 
 # Where the ranks reduce.
@@ -578,93 +485,46 @@ def test_ranks_agree_on_the_device_from_the_group_alone(
 
 # Errors.
 
-
-def errors() -> Iterator[tuple[str, Callable[[], object], str]]:
-    two = torch.ones(2)
-    tokens = torch.ones(2, 3)
-    yield (
-        "flat losses",
-        lambda: weighted_sum(torch.ones(6), two),
-        "weights of shape (2,) do not fit losses of shape (6,)",
-    )
-    yield (
-        "transposed weights",
-        lambda: weight_total(torch.ones(3, 2), (2, 3)),
-        "weights of shape (3, 2) do not fit losses of shape (2, 3)",
-    )
-    yield (
-        "mean loss",
-        lambda: weighted_mean(torch.tensor(1.0), two),
-        "losses of shape () have no sample axis. Give one loss per sample or token, as a loss "
-        'function with reduction="none"',
-    )
-    yield (
-        "mask of another batch",
-        lambda: weighted_sum(tokens, two, mask=torch.ones(2, 4)),
-        "mask of shape (2, 4) does not fit losses of shape (2, 3)",
-    )
-    yield (
-        "mask with an axis too few",
-        lambda: weighted_sum(torch.ones(3, 3), torch.ones(3), mask=torch.ones(3)),
-        "mask of shape (3,) does not fit losses of shape (3, 3). Give it as many axes, each of the "
-        "losses' size or 1: mask[:, None] has one entry per sample",
-    )
-    yield (
-        "negative weight",
-        lambda: weighted_sum(two, torch.tensor([1.0, -0.5])),
-        "weights[1] is -0.5; it must be finite and at least 0.",
-    )
-    yield (
-        "weight per token",
-        lambda: weight_total(torch.tensor([[1.0, 1.0], [1.0, float("inf")]]), (2, 2)),
-        "weights[1, 1] is inf",
-    )
-    yield (
-        "mask of NaN",
-        lambda: weighted_mean(two, two, mask=torch.tensor(float("nan"))),
-        "mask is nan; it must be finite and at least 0.",
-    )
-    yield (
-        "denominators",
-        lambda: weighted_mean(two, two, denominator=two),
-        "denominator has shape (2,); it must be one number.",
-    )
-    yield (
-        "negative denominator",
-        lambda: weighted_mean(two, two, denominator=-1.0),
-        "denominator is -1.0; it must be finite and at least 0.",
-    )
-    yield (
-        "total of NaN",
-        lambda: step_denominator([1.0, torch.tensor(float("nan"))]),
-        "totals[1] is nan; it must be finite and at least 0.",
-    )
-    yield (
-        "unknown reduction",
-        lambda: step_denominator([1.0], reduction="avg"),  # type: ignore[arg-type]
-        "reduction='avg' must be 'mean', where gradients are averaged",
-    )
-    yield (
-        "unknown reduction at the end",
-        lambda: DeferredMean().finish([], reduction="avg"),  # type: ignore[arg-type]
-        "reduction='avg' must be 'mean'",
-    )
+TWO, TOKENS, NAN = torch.ones(2), torch.ones(2, 3), float("nan")
+ERRORS: list[tuple[Callable[[], object], str]] = [
+    (lambda: weighted_sum(torch.ones(6), TWO),
+     "weights of shape (2,) do not fit losses of shape (6,)"),
+    (lambda: weight_total(torch.ones(3, 2), (2, 3)),
+     "weights of shape (3, 2) do not fit losses of shape (2, 3)"),
+    (lambda: weighted_mean(torch.tensor(1.0), TWO),
+     "losses of shape () have no sample axis. Give one loss per sample or token, as a loss "
+     'function with reduction="none"'),
+    (lambda: weighted_sum(TOKENS, TWO, mask=torch.ones(2, 4)),
+     "mask of shape (2, 4) does not fit losses of shape (2, 3)"),
+    (lambda: weighted_sum(torch.ones(3, 3), torch.ones(3), mask=torch.ones(3)),
+     "mask of shape (3,) does not fit losses of shape (3, 3). Give it as many axes, each of the "
+     "losses' size or 1: mask[:, None] has one entry per sample"),
+    (lambda: weighted_sum(TWO, torch.tensor([1.0, -0.5])),
+     "weights[1] is -0.5; it must be finite and at least 0."),
+    (lambda: weight_total(torch.tensor([[1.0, 1.0], [1.0, float("inf")]]), (2, 2)),
+     "weights[1, 1] is inf"),
+    (lambda: weighted_mean(TWO, TWO, mask=torch.tensor(NAN)),
+     "mask is nan; it must be finite and at least 0."),
+    (lambda: weighted_mean(TWO, TWO, denominator=TWO),
+     "denominator has shape (2,); it must be one number."),
+    (lambda: weighted_mean(TWO, TWO, denominator=-1.0),
+     "denominator is -1.0; it must be finite and at least 0."),
+    (lambda: step_denominator([1.0, torch.tensor(NAN)]),
+     "totals[1] is nan; it must be finite and at least 0."),
+    (lambda: step_denominator([1.0], reduction="avg"),  # type: ignore[arg-type]
+     "reduction='avg' must be 'mean', where gradients are averaged"),
+    (lambda: DeferredMean().finish([], reduction="avg"),  # type: ignore[arg-type]
+     "reduction='avg' must be 'mean'"),
+    (lambda: ThreadRanks(-1).run(lambda rank: step_denominator([1.0]), 1),
+     "This rank is not in `group`"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("call", "text"), [e[1:] for e in errors()], ids=[e[0] for e in errors()])
+@pytest.mark.parametrize(("call", "text"), ERRORS)
 def test_errors_name_what_does_not_fit(call: Callable[[], object], text: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # the text is compared below
         call()
     assert text in str(caught.value)
-
-
-def test_rank_outside_of_the_group_is_refused() -> None:
-    ranks = ThreadRanks(1)
-    with (
-        mock.patch.object(ranks, "get_world_size", return_value=-1),
-        pytest.raises(ValueError, match="This rank is not in `group`"),
-    ):
-        ranks.run(lambda rank: step_denominator([1.0]))
 
 
 def test_values_on_other_devices_are_not_looked_at() -> None:

@@ -58,20 +58,3 @@ def test_equality_is_of_contents() -> None:
     assert packs_of([0, 1], [2]) != packs_of([0], [1, 2])
     assert packs_of([0, 1]) != packs_of([1, 0])
     assert packs_of([0]) != [[0]]
-
-
-@pytest.mark.parametrize(
-    ("indices", "offsets", "message"),
-    [
-        (np.array([0], np.int32), np.array([0, 1]), "indices must be int64"),
-        (np.array([0]), np.array([0.0, 1.0]), "offsets must be int64"),
-        (np.array([[0]]), np.array([0, 1]), r"shape \(1, 1\)"),
-        (np.array([0]), np.array([0, 2]), r"end with len\(indices\) = 1"),
-        (np.array([0]), np.array([], np.int64), "start with 0"),
-    ],
-)
-def test_arrays_that_do_not_fit_are_refused(
-    indices: np.ndarray, offsets: np.ndarray, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        Lists(indices, offsets)

@@ -19,7 +19,7 @@ from energon_lite.batching.stream_packs import StreamPacks
 from energon_lite.extras.samplers.best import lower_bound
 
 from ..conftest import examples
-from .test_streaming import as_rows, fill, text_lengths, through_json
+from .test_streaming import Case, as_rows, fill, short_cases, text_lengths
 
 PRICES = [p for p in range(8, 32) if p % 8]
 
@@ -101,25 +101,10 @@ def test_the_search_finds_what_is_worth_most_with_the_oldest_sample(
     assert sum(worth_of(price, capacity, max_samples, lengths[i]) for i in pack[1:]) == most
 
 
-@st.composite
-def short_lists(draw: st.DrawFn) -> tuple[list[int], int, dict[str, Any]]:
-    """Lengths of which few fill a pack, and buffers of some dozens."""
-    capacity = draw(st.sampled_from([7, 30, 100, 384, 1000]))
-    least = draw(st.integers(1, max(1, capacity // 3)))
-    classes = draw(st.lists(st.integers(least, capacity), min_size=1, max_size=9))
-    words = draw(st.lists(st.integers(0, 8), min_size=40, max_size=160))
-    lengths = [classes[word % len(classes)] for word in words]
-    max_samples = draw(st.sampled_from([None, None, 1, 2, 3]))
-    buffer_size = draw(st.sampled_from([16, 32, 35, 64]))
-    return lengths, capacity, {"buffer_size": buffer_size, "max_samples": max_samples}
-
-
-@given(short_lists())
-def test_the_price_is_the_one_that_proves_the_most_packs_for_what_is_buffered(
-    case: tuple[list[int], int, dict[str, Any]],
-) -> None:
-    lengths, capacity, settings = case
-    packer = StreamingPacker(capacity, **settings)
+@given(short_cases())
+def test_the_price_is_the_one_that_proves_the_most_packs_for_what_is_buffered(case: Case) -> None:
+    lengths, capacity, settings = case.rows, case.capacity, case.arguments
+    packer = case.packer()
     price = 0
     for length in lengths:
         packer.add(length)
@@ -133,29 +118,6 @@ def test_the_price_is_the_one_that_proves_the_most_packs_for_what_is_buffered(
         if packer.is_full:
             packer.next_pack()
             assert packer.state()["price"] == price
-
-
-@given(short_lists(), st.sets(st.integers(0, 320)))
-def test_few_lengths_packed_at_once_or_by_hand_with_restores_anywhere(
-    case: tuple[list[int], int, dict[str, Any]], restores: set[int]
-) -> None:
-    lengths, capacity, settings = case
-    wanted = pack_stream(lengths, capacity, **settings)
-    assert sorted(wanted.indices.tolist()) == list(range(len(lengths)))
-    assert (wanted.sizes(np.array(lengths)) <= capacity).all()
-    assert (np.diff(wanted.offsets) <= (settings["max_samples"] or len(lengths))).all()
-    packer, packs, step = StreamingPacker(capacity, **settings), [], 0
-    while packer.num_buffered or packer.num_added < len(lengths):
-        if packer.num_added < len(lengths) and not packer.is_full:
-            packer.add(lengths[packer.num_added])
-        else:
-            packs.append(packer.next_pack())
-        if step in restores:
-            other = StreamingPacker(capacity, **settings)
-            other.restore(through_json(packer.state()))
-            packer = other
-        step += 1
-    assert packs == wanted.tolist()
 
 
 def question_lengths(capacity: int) -> np.ndarray:

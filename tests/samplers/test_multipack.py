@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -9,9 +8,8 @@ from torch.utils.data import DistributedSampler, RandomSampler, SequentialSample
 
 from energon_lite.balance import CostModel, imbalance
 from energon_lite.extras.samplers import MultipackBatchSampler
-from energon_lite.extras.samplers.best import lower_bound
 
-from .shared import distributed, steps_of, text_lengths
+from .shared import distributed, text_lengths
 
 
 def ranks(world_size: int, *args: Any, **settings: Any) -> list[MultipackBatchSampler]:
@@ -19,14 +17,6 @@ def ranks(world_size: int, *args: Any, **settings: Any) -> list[MultipackBatchSa
         MultipackBatchSampler(*args, rank=rank, world_size=world_size, **settings)
         for rank in range(world_size)
     ]
-
-
-def packs_of(samplers: list[MultipackBatchSampler]) -> list[list[int]]:
-    """The packs of all ranks in the order of the plan; asserts that `len()` was right."""
-    steps: Any = steps_of(samplers)
-    for step in steps:
-        assert len({len(batch) for batch in step}) == 1, "ranks have equally many packs in a step"
-    return [pack for step in steps for row in zip(*step, strict=True) for pack in row]
 
 
 def test_order_of_an_epoch_is_the_same_in_every_version() -> None:
@@ -47,21 +37,6 @@ def test_packs_do_not_go_from_long_samples_to_short_ones() -> None:
     sampler = MultipackBatchSampler(lengths, 4096, algorithm="first_fit_decreasing")
     longest = [max(lengths[i] for i in pack) for batch in sampler for pack in batch]
     assert abs(np.corrcoef(longest[1:], longest[:-1])[0, 1]) < 0.1
-    sorted_longest = [
-        max(lengths[i] for i in pack)
-        for batch in MultipackBatchSampler(
-            lengths, 4096, algorithm="first_fit_decreasing", shuffle=False
-        )
-        for pack in batch
-    ]
-    assert sorted_longest == sorted(sorted_longest, reverse=True)
-
-
-def test_best_takes_no_more_than_a_thousandth_above_the_bound() -> None:
-    lengths = text_lengths(20_000)
-    sampler = MultipackBatchSampler(lengths, 4096)
-    assert len(sampler) <= 1.001 * lower_bound(lengths, 4096)
-    assert sampler.efficiency() > 0.998
 
 
 def test_flatten_makes_one_list_of_indices_for_a_batch() -> None:
@@ -117,30 +92,6 @@ def test_sample_above_one_of_several_limits_is_alone() -> None:
 # Axolotl's way to call it.
 
 
-def test_axolotls_call_yields_batches_of_packs_in_the_order_of_the_sampler() -> None:
-    lengths = text_lengths(1000, 2048)
-    sampler = MultipackBatchSampler(
-        sampler=RandomSampler(range(1000)),
-        lengths=lengths,
-        batch_size=4,
-        batch_max_len=2048,
-        drop_last=True,
-        packing_efficiency_estimate=1.0,
-        num_count_samples=4,
-        group_size=100_000,
-        bin_size=5,
-        num_processes=1,
-        safe_mode=True,
-        mp_start_method="fork",
-        sequential=False,
-    )
-    packs = packs_of([sampler])
-    assert all(len(batch) == 4 for batch in sampler)
-    assert all(len(pack) <= 5 and lengths[pack].sum() <= 2048 for pack in packs)
-    counts = Counter(index for pack in packs for index in pack)
-    assert counts.total() == len(counts) == 1000 - sampler.num_dropped
-
-
 def test_defaults_with_a_sampler_are_axolotls() -> None:
     sampler = MultipackBatchSampler(
         sampler=SequentialSampler(range(999)), lengths=np.ones(999, int), batch_max_len=500
@@ -148,14 +99,6 @@ def test_defaults_with_a_sampler_are_axolotls() -> None:
     assert sampler.drop_last
     assert sampler.settings.algorithm == "best"
     assert max(len(pack) for batch in sampler for pack in batch) == 200
-
-
-def test_sequential_packs_keep_the_order_of_the_sampler() -> None:
-    order = [4, 2, 0, 1, 3, 5]
-    sampler = MultipackBatchSampler(
-        sampler=order, lengths=[4] * 6, batch_max_len=10, sequential=True, drop_last=False
-    )
-    assert list(sampler) == [[[4, 2]], [[0, 1]], [[3, 5]]]
 
 
 def test_random_sampler_is_drawn_once_for_each_epoch() -> None:

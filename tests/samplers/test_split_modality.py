@@ -141,16 +141,6 @@ def test_longest_first_swaps_one_step_with_the_first() -> None:
     assert plain == swapped
 
 
-def test_prismatics_keywords_are_taken() -> None:
-    pairs = mixed(100)
-    sampler = SplitModalityBatchSampler(
-        dataset=range(100), modality_lengths=pairs, global_batch_size=8, num_replicas=4, rank=1,
-        seed=3, drop_last=False,
-    )  # fmt: skip
-    assert list(sampler) == list(ranks(4, pairs, 8, seed=3)[1])
-    assert alone(pairs, 8, drop_last=True).end == "drop"
-
-
 def test_groups_and_lengths_may_be_arrays_tensors_or_lists() -> None:
     pairs = mixed(100)
     groups, lengths = [group for group, _ in pairs], [length for _, length in pairs]

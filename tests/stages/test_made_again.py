@@ -23,7 +23,6 @@ from energon_lite import (
     ShuffleBufferDataset,
     SplitModalityBatchDataset,
     TextSample,
-    WorkerConfig,
     sample_rng,
     stateless,
 )
@@ -32,18 +31,16 @@ from energon_lite.core.dataset import StreamRun
 from energon_lite.core.state import Snapshot
 from energon_lite.core.stream_context import Again
 from energon_lite.core.topology import Stream
-from energon_lite.sources.dataset_config import load_factory
 
-from ..helpers import assert_same, number_of, text_set
+from ..helpers import assert_same, number_of, source_of
 
 NUM_CHUNKS, NUM_LINES = 12, 20
-CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
 RUNS: Counter[str] = Counter()
 
 
 @pytest.fixture(scope="module")
-def chunks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_set(tmp_path_factory.mktemp("chunks") / "texts", NUM_CHUNKS)
+def chunks(text_sets) -> Path:
+    return text_sets(NUM_CHUNKS)
 
 
 @stateless
@@ -102,7 +99,7 @@ STAGES: dict[str, Callable[[SavableDataset[Any]], SavableDataset[Any]]] = {
 
 
 def stream_of(stage: str, root: Path, twice: bool = False) -> StreamRun[Any]:
-    source = load_factory(root, training=True, worker_config=CONFIG).build(repeat=True)
+    source = source_of(root, repeat=True)
     below: SavableDataset[Any] = MapDataset(source, lines)
     return StreamRun(STAGES[stage](MapDataset(below, doubled) if twice else below), Stream(0, 1))
 
@@ -139,7 +136,7 @@ def test_item_is_recreated_though_a_sibling_fails_now(chunks: Path) -> None:
                 raise ValueError("no such line")
             yield TextSample.derive_from(chunk, text=f"{i}")
 
-    source = load_factory(chunks, training=True, worker_config=CONFIG).build(repeat=True)
+    source = source_of(chunks, repeat=True)
     dataset = ShuffleBufferDataset(MapDataset(source, failing), 15)
     run = StreamRun(dataset, Stream(0, 1))
     keys = []

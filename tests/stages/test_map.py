@@ -1,3 +1,5 @@
+"""`MapDataset` and `FilterDataset`: keys, seeds, skips and settings."""
+
 from __future__ import annotations
 
 import pickle
@@ -5,13 +7,20 @@ from typing import Any
 
 import pytest
 
-from energon_lite import FatalSampleError, MapDataset, WorkerConfig, stateless
+from energon_lite import (
+    FatalSampleError,
+    FilterDataset,
+    MapDataset,
+    WorkerConfig,
+    sample_rng,
+    stateless,
+)
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.state import config_differences
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import UserFunction
 
-from ..helpers import in_file_order
+from ..helpers import in_file_order, number_of
 
 NUM_TEXTS = 10
 
@@ -26,8 +35,12 @@ def letters(sample: Any) -> Any:
     yield from sample.text.split()[0]
 
 
-def test_function_is_called_on_each_item_in_order(texts) -> None:
-    assert list(MapDataset(in_file_order(texts), key)) == [f"{i:05d}" for i in range(10)]
+def plain(sample: Any) -> Any:
+    return sample
+
+
+def is_odd(sample: Any) -> bool:
+    return number_of(sample) % 2 == 1
 
 
 def test_generator_yields_any_number_of_items_with_keys_of_their_own(texts) -> None:
@@ -39,24 +52,6 @@ def test_generator_yields_any_number_of_items_with_keys_of_their_own(texts) -> N
     assert [dataset.restore_sample(restore_key) for _, restore_key in found] == list("text") * 10
 
 
-@pytest.mark.parametrize(
-    "restore_key", [("map", 9, ("texts/train", 0, 1, 1)), ("other", 0, ()), ()]
-)
-def test_item_that_a_generator_does_not_yield_is_refused(texts, restore_key) -> None:
-    with pytest.raises(ValueError, match=r"makes no item 9|is not a restore key"):
-        MapDataset(in_file_order(texts), letters).restore_sample(restore_key)
-
-
-def test_replayability_needs_every_stage(texts) -> None:
-    def unmarked(item: Any) -> Any:
-        return item
-
-    assert MapDataset(in_file_order(texts), key).can_restore_sample()
-    below = MapDataset(in_file_order(texts), unmarked)
-    assert not below.can_restore_sample()
-    assert not MapDataset(below, key).can_restore_sample()
-
-
 def test_function_reports_where_it_was_written(texts) -> None:
     function = UserFunction(key, name="key")
     assert function.where.startswith("key (test_map.py:")
@@ -64,21 +59,19 @@ def test_function_reports_where_it_was_written(texts) -> None:
     assert pickle.loads(pickle.dumps(function)).where == function.where
 
 
-def test_config_distinguishes_generators_and_seeded_functions(texts) -> None:
-    config = MapDataset(in_file_order(texts), letters).config()
-    assert (config["stage"], config["expands"], config["seeded"]) == ("map", True, False)
-    assert config["of"]["name"] == "texts/train"
-
-
-def plain(sample: Any) -> Any:
-    return sample
-
-
-def test_argument_decides_whether_it_is_stateless_before_the_mark(texts) -> None:
-    assert not MapDataset(in_file_order(texts), plain).can_restore_sample()
-    assert MapDataset(in_file_order(texts), plain, stateless_map_fn=True).can_restore_sample()
-    assert MapDataset(in_file_order(texts), key).can_restore_sample()
-    assert not MapDataset(in_file_order(texts), key, stateless_map_fn=False).can_restore_sample()
+def test_replay_needs_functions_that_are_stateless_by_argument_or_by_mark(texts) -> None:
+    source = in_file_order(texts)
+    unmarked = MapDataset(source, plain)
+    for dataset, can_restore in (
+        (MapDataset(source, key), True),
+        (unmarked, False),
+        (MapDataset(unmarked, key), False),
+        (MapDataset(source, plain, stateless_map_fn=True), True),
+        (MapDataset(source, key, stateless_map_fn=False), False),
+        (FilterDataset(source, filter_fn=is_odd), True),
+        (FilterDataset(unmarked, filter_fn=is_odd), False),
+    ):
+        assert dataset.can_restore_sample() == can_restore
 
 
 def test_seed_handlers_and_tolerance_come_from_the_arguments(texts) -> None:
@@ -104,24 +97,41 @@ def test_settings_of_the_function_are_part_of_the_config(texts) -> None:
         dataset = MapDataset(in_file_order(texts), key, map_fn_config=given)
         assert dataset.config()["map_fn_config"] == settings
         pickle.dumps(dataset)
-    assert "map_fn_config" not in MapDataset(in_file_order(texts), key).config()
     changed = MapDataset(in_file_order(texts), key, map_fn_config={**settings, "size": 4})
     assert config_differences(dataset.config(), changed.config()) == [
         "Checkpoint has map_fn_config.size=3 where this pipeline has 4"
     ]
+    bare = MapDataset(in_file_order(texts), letters).config()
+    assert "map_fn_config" not in bare
+    assert (bare["stage"], bare["expands"], bare["seeded"]) == ("map", True, False)
+    filtered = FilterDataset(
+        in_file_order(texts), filter_fn=plain, filter_fn_config=lambda: {"least": 3}
+    )
+    assert (filtered.config()["stage"], filtered.config()["filter_fn_config"]) == (
+        "filter", {"least": 3},
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "settings", [{1: 2}, {"a": (1, 2)}, {"a": float("nan")}, [1], {"a": object()}]
-)
-def test_settings_that_are_not_plain_json_are_refused(texts, settings) -> None:
-    with pytest.raises(TypeError, match=r"^map_fn_config=.* JSON-serialisable"):
-        MapDataset(in_file_order(texts), key, map_fn_config=settings)
+def test_items_with_a_true_answer_are_kept_and_the_others_skipped_on_purpose(texts) -> None:
+    run = StreamRun(FilterDataset(in_file_order(texts), filter_fn=is_odd), Stream(0, 1))
+    found = list(run)
+    assert [sample.__restore_key__[2] for sample in found] == [1, 3, 5, 7, 9]
+    records = run.context.take_records()
+    assert [record.sample_key for record in records] == [f"{i:05d}" for i in range(0, 10, 2)]
+    assert {(record.on_purpose, record.stage) for record in records} == {(True, "filter")}
+    for answer in (None, 0, "", False):
+        dataset = FilterDataset(in_file_order(texts), filter_fn=lambda _, answer=answer: answer)
+        assert list(dataset) == []
 
 
-def test_user_function_has_its_settings_itself(texts) -> None:
-    function = UserFunction(key, name="key")
-    MapDataset(in_file_order(texts), function, map_fn_config={"a": 1})
-    for settings in ({"failure_tolerance": 3}, {"stateless_map_fn": True}):
-        with pytest.raises(TypeError, match=r"key \(test_map.py:\d+\) is a UserFunction"):
-            MapDataset(in_file_order(texts), function, **settings)
+def test_random_filter_follows_the_seed_of_the_run(texts) -> None:
+    def kept(seed: int) -> list[int]:
+        config = WorkerConfig(rank=0, world_size=1, num_workers=0, seed_offset=seed)
+        dataset = FilterDataset(
+            in_file_order(texts), filter_fn=lambda sample: sample_rng().random() < 0.5,
+            worker_config=config,
+        )  # fmt: skip
+        return [number_of(sample) for sample in dataset]
+
+    assert kept(1) == kept(1)
+    assert len({tuple(kept(seed)) for seed in range(6)}) > 3

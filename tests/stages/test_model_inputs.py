@@ -66,15 +66,20 @@ def loader_of(path: Path, encoder: Any, num_workers: int = 0, **settings: Any) -
     return get_savable_loader(get_train_dataset(path, task_encoder=encoder, **settings))
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.processes)])
+STREAMED, PLANNED, THD, ALIGNED = {}, {"lengths": "bytes"}, {"layout": "thd"}, {"align": 8}
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"lengths": "bytes"}, {"layout": "thd"}, {"align": 8}, {"pad_to_capacity": False}],
-    ids=["streamed", "planned", "thd", "aligned", "short"],
+    ("settings", "adds", "num_workers"),
+    [
+        *((settings, adds, 0) for settings in (STREAMED, PLANNED, THD) for adds in (None, True)),
+        (ALIGNED, True, 0),
+        ({"pad_to_capacity": False}, None, 0),
+        pytest.param(THD, True, 2, marks=pytest.mark.processes),
+    ],
 )
-@pytest.mark.parametrize("adds", [None, True])
 def test_packs_become_what_the_collator_makes_also_after_a_resume(
-    texts: Path, settings: dict[str, Any], num_workers: int, adds: bool | None
+    texts: Path, settings: dict[str, Any], adds: bool | None, num_workers: int
 ) -> None:
     packs = [*islice(loader_of(texts, Text(output="packed_batch", **settings)), 6)]
     with loader_of(texts, Text(adds, **settings), num_workers) as loader:
@@ -158,7 +163,3 @@ def test_weights_that_nothing_applies_are_refused(texts: Path, tmp_path: Path) -
         assert torch.is_tensor(next(iter(loader_of(place, encoder)))["labels"])
     with pytest.raises(ValueError, match="pass batch_size, the number of packs"):
         loader_of(texts, Text(), batch_size=None)
-    with pytest.raises(ValueError, match="the models shift labels"):
-        Packing(capacity=8, output="huggingface", labels_are_shifted=True)
-    with pytest.raises(ValueError, match="output='hf' is not one of packed_batch, huggingface"):
-        Packing(capacity=8, output="hf")  # type: ignore[arg-type]

@@ -84,7 +84,7 @@ def packs(draw: Any) -> Any:
     return found
 
 
-@examples(300)
+@examples(100)
 @given(
     packs=packs(),
     settings=st.fixed_dictionaries(
@@ -103,7 +103,6 @@ def packs(draw: Any) -> Any:
 )
 def test_batch_written_at_once_is_that_of_its_packs(packs: list[Any], settings: Any) -> None:
     packing = Packing(capacity=36, **settings)
-
     made, errors = [], []
     for own in packs:
         try:
