@@ -33,9 +33,7 @@ KEYS = st.recursive(
     width=st.integers(0, 3),
     data=st.data(),
 )
-def test_keys_and_rows_come_back_from_json_in_their_order(
-    keys: list[Any], width: int, data: Any
-) -> None:
+def test_keys_and_rows_come_back_from_json_in_their_order(keys: list[Any], width: int, data: Any):
     own = st.tuples(*[NUMBERS] * width)
     firsts = sorted(data.draw(st.sets(NUMBERS, min_size=len(keys), max_size=len(keys))))
     rows = [(first, *data.draw(own)) for first in firsts]

@@ -197,9 +197,7 @@ def test_joined_sample_keeps_the_key_of_the_primary_and_lists_all_sources() -> N
         Joined.from_joined(None)
 
 
-def test_pin_memory_reaches_every_tensor_and_changes_no_original(
-    pinned: list[torch.Tensor],
-) -> None:
+def test_pin_memory_reaches_every_tensor_and_changes_no_original(pinned: list[torch.Tensor]):
     class Pair(NamedTuple):
         a: torch.Tensor
         b: str

@@ -152,9 +152,7 @@ def test_default_config_takes_the_other_settings_by_keyword() -> None:
 
 
 @pytest.mark.parametrize("cores", [1, 2, 8])
-def test_default_workers_are_at_most_the_cores_and_the_streams_those_of_four(
-    monkeypatch, cores
-) -> None:
+def test_default_workers_are_at_most_the_cores_and_the_streams_those_of_four(monkeypatch, cores):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)), raising=False)
     default = WorkerConfig.default_worker_config()
     copies = (default, copy.deepcopy(default), pickle.loads(pickle.dumps(default)))

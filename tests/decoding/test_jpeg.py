@@ -126,9 +126,7 @@ def test_arithmetic_coding_has_the_values_of_pillow() -> None:
     name=st.sampled_from(list(OPTIONS)), at=st.floats(0, 1), bit=st.integers(0, 7),
     is_cut=st.booleans(),
 )  # fmt: skip
-def test_a_broken_jpeg_is_decoded_or_refused_as_by_pillow(
-    name: str, at: float, bit: int, is_cut: bool
-) -> None:
+def test_a_broken_jpeg_is_decoded_or_refused_as_by_pillow(name, at, bit, is_cut):
     raw = bytearray(jpeg(noise(24, 31, block=3), **OPTIONS[name]))
     place = min(int(at * len(raw)), len(raw) - 1)
     if is_cut:
@@ -147,9 +145,7 @@ def test_what_libjpeg_turbo_refuses_is_left_to_pillow() -> None:
     assert "broken JPEG" in outcome("rgb8", raw[:-9])
 
 
-def test_pictures_above_the_limit_of_pillow_are_left_to_pillow(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pictures_above_the_limit_of_pillow_are_left_to_pillow(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40)
     assert "is refused by Pillow" in outcome("rgb8", jpeg(noise(9, 9)))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)

@@ -250,9 +250,7 @@ def test_truncated_image_is_called_broken(kept: float) -> None:
     assert getattr(caught.value, "__notes__", None) == ["file 'folder/x.1.jpg'"]
 
 
-def test_errors_of_wrong_code_are_not_taken_for_broken_images(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_errors_of_wrong_code_are_not_taken_for_broken_images(monkeypatch: pytest.MonkeyPatch):
     def fails(*_: Any) -> None:
         raise TypeError("of another package, for this content")
 
@@ -270,9 +268,7 @@ def test_errors_of_wrong_code_are_not_taken_for_broken_images(
 
 
 @pytest.mark.parametrize("part", ["mp", "msg", "cbor"])
-def test_missing_package_is_an_import_error_that_names_what_to_install(
-    part: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_package_is_an_import_error_that_names_what_to_install(part, monkeypatch):
     name = "cbor" if part == "cbor" else "msgpack"
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match=f"pip install {name}"):

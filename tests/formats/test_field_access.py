@@ -22,9 +22,7 @@ def parse(**mapping: str) -> FieldMap:
 
 
 @given(part=NAME, path=st.lists(st.one_of(NAME, st.integers(0, 3)), max_size=4), value=st.none())
-def test_every_nested_value_is_found_by_its_path(
-    part: str, path: list[str | int], value: None
-) -> None:
+def test_every_nested_value_is_found_by_its_path(part: str, path: list[str | int], value: None):
     content: Any = value
     for key in reversed(path):
         content = [*["other"] * key, content] if isinstance(key, int) else {key: content}
@@ -119,9 +117,7 @@ def test_a_list_takes_several_parts() -> None:
 
 
 @given(parts=st.lists(NAME, min_size=1, max_size=4), data=st.data())
-def test_a_list_keeps_its_order_and_names_the_part_that_is_missing(
-    parts: list[str], data: st.DataObject
-) -> None:
+def test_a_list_keeps_its_order_and_names_the_part_that_is_missing(parts, data):
     field_map = FieldMap({"images": parts}, WHERE)
     sample = {part: f"of {part}" for part in parts}
     assert field_map.access(sample) == {"images": [f"of {part}" for part in parts]}

@@ -71,9 +71,7 @@ def rank_by_rank(folder: Path, step: int, states: list[dict[str, Any]]) -> Path:
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("save", [hugging_face, lightning, torchtitan, rank_by_rank])
-def test_the_furthest_checkpoint_is_described_and_the_others_are_listed(
-    states, tmp_path, save
-) -> None:
+def test_the_furthest_checkpoint_is_described_and_the_others_are_listed(states, tmp_path, save):
     # Copied in any order: how far a run is decides, and not the age of a file.
     paths = {step: save(tmp_path, step, states[step]) for step in (15, 5, 10)}
     (tmp_path / "train.py").write_text("import energon_lite.loader  # no state\n")

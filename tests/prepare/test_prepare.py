@@ -647,18 +647,3 @@ def test_a_copy_with_other_samples_never_replaces_a_tar(tmp_path, monkeypatch):
 
 
 # Tars by others
-
-SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "wds_shards"
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the folder shared/data is not here")
-def test_tars_made_by_others_are_indexed(tmp_path):
-    for tar in SHARED.glob("*.tar"):
-        (tmp_path / tar.name).symlink_to(tar)
-    with pytest.raises(DatasetFormatError, match="sample key '000000' is also in"):
-        prepare_dataset(tmp_path, **ALL_TRAIN)
-    report = prepare_dataset(tmp_path, **ALL_TRAIN, paths=["webdataset_mpdata.tar"])
-    assert (report.samples, report.parts) == (100, {"mp": 100})
-    with tarfile.open(SHARED / "webdataset_mpdata.tar") as members:
-        expected = [info.offset for info in members]
-    assert read_index(tmp_path / "webdataset_mpdata.tar", 100).tolist()[:-1] == expected

@@ -21,9 +21,7 @@ from .ranks import run_ranks
 pytestmark = pytest.mark.processes
 
 
-def train(
-    folder: Path, load: Path | None, save: Path | None, steps: int, after: int, use_async: bool
-) -> list[list[str]]:
+def train(folder, load, save, steps, after, use_async):
     """Loads, trains `steps`, saves, trains `after` more; returns the keys of all of them."""
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")

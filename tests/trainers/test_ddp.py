@@ -20,9 +20,7 @@ from .ranks import run_ranks
 pytestmark = pytest.mark.processes
 
 
-def train(
-    folder: Path, path: Path, save_at: int, steps: int, per_rank: bool = False
-) -> list[list[str]]:
+def train(folder: Path, path: Path, save_at: int, steps: int, per_rank: bool = False):
     """Resumes from `path` where there is one, trains, saves at a step; returns the keys seen."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()

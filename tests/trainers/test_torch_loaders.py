@@ -10,7 +10,7 @@ import torch
 
 from energon_lite import DefaultTaskEncoder, WorkerConfig, get_train_dataset, stateless
 
-transformers = pytest.importorskip("transformers")
+from .hf import arguments_of, transformers
 
 
 class Numbers(DefaultTaskEncoder[Any, Any, Any, Any]):
@@ -28,10 +28,7 @@ def test_dataset_in_place_of_a_loader_is_refused_with_the_method_to_write(
 ) -> None:
     config = WorkerConfig(rank=0, world_size=1, num_workers=0)
     dataset = get_train_dataset(texts, batch_size=4, worker_config=config, task_encoder=Numbers())
-    arguments = transformers.TrainingArguments(
-        str(tmp_path), max_steps=2, report_to=[], use_cpu=True, disable_tqdm=True,
-        dataloader_num_workers=num_workers,
-    )  # fmt: skip
+    arguments = arguments_of(tmp_path, max_steps=2, dataloader_num_workers=num_workers)
     trainer = transformers.Trainer(torch.nn.Linear(3, 3), arguments, train_dataset=dataset)
     with pytest.raises(RuntimeError, match=r"def get_train_dataloader\(self\)"):
         trainer.train()

@@ -39,26 +39,10 @@ def make_train_loader() -> Any:
 
 @pytest.mark.processes
 def test_lightning(loaders: dict[str, Any]) -> None:
-    lightning = pytest.importorskip("lightning")
+    pytest.importorskip("lightning")
+    from .lightning_fit import Module, lightning, quiet_trainer
 
-    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = Model()
-
-        def training_step(self, batch: dict[str, Any], index: int) -> torch.Tensor:
-            return self.model(**batch)["loss"]
-
-        def validation_step(self, batch: dict[str, Any], index: int) -> None:
-            self.model(**batch)
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    quiet = functools.partial(
-        lightning.Trainer, accelerator="cpu", devices=1, logger=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0,
-    )  # fmt: skip
+    quiet = functools.partial(quiet_trainer, devices=1)
     saving = lightning.pytorch.callbacks.ModelCheckpoint(
         ".", filename="last", every_n_train_steps=20, save_top_k=-1
     )
