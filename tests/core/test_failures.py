@@ -300,16 +300,10 @@ def keep_quiet(error: Exception, sample: Any, sources: Any) -> None: ...
         (FirstFail(), {"max_skip_rate": 0.5}),
     ],
     ids=[
-        "skips",
-        "files",
-        "parts",
-        "several errors",
-        "tolerance",
-        "own tolerance",
-        "handler",
+        "skips", "files", "parts", "several errors", "tolerance", "own tolerance", "handler",
         "rate",
     ],
-)
+)  # fmt: skip
 def test_first_samples_that_may_fail_stop_no_run(tmp_path, encoder, settings) -> None:
     root = text_set(tmp_path / "texts", 60)
     assert len(next(iter(first_of(root, encoder, **settings))).__key__) == 2

@@ -61,12 +61,10 @@ def in_ranges(folder: Path, counts: list[int], indices: Any, max_bytes: int) -> 
 
 @examples(60)
 @given(
-    both=st.tuples(SAMPLES, SAMPLES),
-    has_times=st.booleans(),
-    max_bytes=st.sampled_from([1, 150_000, 1 << 22]),
-    cut=st.one_of(st.none(), st.floats(0, 1)),
+    both=st.tuples(SAMPLES, SAMPLES), has_times=st.booleans(),
+    max_bytes=st.sampled_from([1, 150_000, 1 << 22]), cut=st.one_of(st.none(), st.floats(0, 1)),
     seed=st.integers(0, 9),
-)
+)  # fmt: skip
 def test_equal_to_long_ranges_for_any_sizes_orders_and_cuts(both, has_times, max_bytes, cut, seed):
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards, "SLOW_BLOCKS", 1)  # tried again at once

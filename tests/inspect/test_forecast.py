@@ -186,21 +186,16 @@ def nodes(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[st
 
 @examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    split=st.recursive(LEAVES, nodes, max_leaves=5),
-    steps=st.integers(1, 40),
-    batch_size=st.integers(1, 4),
-    topology=st.sampled_from(TOPOLOGIES),
-    seed=st.integers(0, 3),
-)
+    split=st.recursive(LEAVES, nodes, max_leaves=5), steps=st.integers(1, 40),
+    batch_size=st.integers(1, 4), topology=st.sampled_from(TOPOLOGIES), seed=st.integers(0, 3),
+)  # fmt: skip
 def test_any_blend_is_predicted(root, split, steps, batch_size, topology, seed):
     path = written(root, split, "any.yaml")
     world_size, num_streams = topology
     ranks = Ranks(
         lambda config: get_train_dataset(path, worker_config=config, batch_size=batch_size),
-        world_size,
-        num_streams=num_streams,
-        seed=seed,
-    )
+        world_size, num_streams=num_streams, seed=seed,
+    )  # fmt: skip
     ranks.steps(steps)
     stats = ranks.loaders[0].stats().merged(loader.stats() for loader in ranks.loaders[1:])
     found = plan(

@@ -19,12 +19,9 @@ from ..conftest import jpeg, write_captions, write_tar
 def root(tmp_path):
     write_captions(tmp_path / "set", num_shards=4, samples_per_shard=3)
     prepare_dataset(
-        tmp_path / "set",
-        split_ratio="2,1,1",
-        sample_type="CaptioningSample",
-        field_map={"image": "jpg", "caption": "txt"},
-        num_workers=1,
-    )
+        tmp_path / "set", split_ratio="2,1,1", sample_type="CaptioningSample",
+        field_map={"image": "jpg", "caption": "txt"}, num_workers=1,
+    )  # fmt: skip
     return tmp_path / "set"
 
 

@@ -700,12 +700,10 @@ def test_pictures_in_another_form_are_no_other_data(tmp_path, caplog, is_blend):
         config = WorkerConfig(rank=0, world_size=1, num_workers=0)
         return get_savable_loader(
             get_train_dataset(
-                path if is_blend else tmp_path / "a",
-                worker_config=config,
-                batch_size=2,
+                path if is_blend else tmp_path / "a", worker_config=config, batch_size=2,
                 task_encoder=Keys(image_decode),
             )
-        )
+        )  # fmt: skip
 
     first = loader("pilrgb")
     list(islice(first, 3))

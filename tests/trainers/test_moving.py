@@ -126,12 +126,6 @@ def assert_on_meta(batch: Any) -> None:
     assert {tensor.device for tensor in found} == {META}
 
 
-@pytest.mark.parametrize("kind", ["sample", "pack", "packs", "rows"])
-def test_plain_loop(texts: Path, kind: str) -> None:
-    for batch in islice(loader_of(texts, kind), 2):
-        assert_on_meta(batch.to("meta"))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_accelerate(texts: Path, kind: str, accelerate: Any, monkeypatch: pytest.MonkeyPatch):
     accelerator = accelerate.Accelerator(cpu=True)

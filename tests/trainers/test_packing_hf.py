@@ -34,11 +34,9 @@ def test_model_of_the_page_learns_and_keeps_the_samples_of_a_pack_apart(data_fol
         start, stop = batch.cu_seqlens[1, 1:3].tolist()
         alone = model(input_ids=batch.input_ids[1:2, start:stop])
         mean = model(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            labels=batch.labels,
+            input_ids=batch.input_ids, position_ids=batch.position_ids, labels=batch.labels,
             use_cache=False,
-        ).loss
+        ).loss  # fmt: skip
         untrained = type(model)(model.config)(input_ids=batch.input_ids, labels=batch.labels).loss
     is_text = batch.segment_ids > 0
     torch.testing.assert_close(ids.logits[is_text], masked.logits[is_text])
