@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -39,6 +39,7 @@ def encoded(image: Image.Image, image_format: str, **options: Any) -> bytes:
 
 
 @given(size=SIZES, width=EDGES, height=EDGES)
+@example(size=ImageSize(longest_edge=99), width=100, height=60)
 def test_all_limits_hold_in_proportion_and_nothing_grows(size: ImageSize, width: int, height: int):
     target = size.of_image(width, height)
     short, long = sorted(target)

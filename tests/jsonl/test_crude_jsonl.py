@@ -130,16 +130,12 @@ def test_crude_samples_have_energons_fields(tmp_path) -> None:
     assert "json" not in next(bare.build().cursor(Stream(0, 1)))
 
 
-def test_the_content_of_a_file_is_read_without_decoding(tmp_path) -> None:
+def test_the_content_of_a_file_is_read_without_decoding_in_blocks_of_any_size(
+    tmp_path, monkeypatch
+):
     path = lines(tmp_path / "a.jsonl", broken=(4,))
-    found = [part["json"] for part in CrudeJsonlDatasetFactory.iter_dataset_content(path)]
-    assert b"".join(found) == path.read_bytes()
-    assert len(found) == NUM_SAMPLES
-
-
-def test_the_content_is_read_in_blocks_of_any_size(tmp_path, monkeypatch) -> None:
-    path = lines(tmp_path / "a.jsonl")
     whole = list(CrudeJsonlDatasetFactory.iter_dataset_content(path))
+    assert b"".join(part["json"] for part in whole) == path.read_bytes()
     assert len(whole) == NUM_SAMPLES
     monkeypatch.setattr(LineReader, "blocks", partialmethod(ShardReader.blocks, max_bytes=70))
     assert list(CrudeJsonlDatasetFactory.iter_dataset_content(path)) == whole
@@ -195,12 +191,8 @@ def test_cookers_match_a_file_with_and_without_subflavors(tmp_path) -> None:
     assert val_texts(path, BySubflavor) == EXPECTED
     loud = [text.upper() for text in EXPECTED]
     assert val_texts(path, BySubflavor, subflavors={"loud": True}) == loud
-    node = {"path": str(path), "subflavors": {"loud": True}}
+    node = {"path": str(path), "subflavors": {"loud": True}, "loss_weight": 0.5}
     assert val_texts(metadataset(node), BySubflavor, split_part="train") == loud
-
-
-def test_samples_have_the_loss_weight_of_their_node(tmp_path) -> None:
-    node = {"path": str(lines(tmp_path / "a.jsonl")), "loss_weight": 0.5}
     dataset = making(metadataset(node))(ONE)
     assert next(iter(get_savable_loader(dataset))).__loss_weight__ == [0.5, 0.5]
 

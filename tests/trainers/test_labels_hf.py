@@ -49,18 +49,17 @@ class Chat(DefaultTaskEncoder):
 
 
 @pytest.mark.parametrize("has_labels", [False, True])
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.processes)])
 @pytest.mark.parametrize(
     "settings",
     [{}, {"layout": "thd"}, {"align": 4}, {"overlong": "split", "capacity": 16}],
     ids=["rows", "thd", "aligned", "split"],
 )
 def test_loss_of_llama_counts_the_tokens_that_have_a_weight(
-    tmp_path: Path, settings: dict[str, Any], num_workers: int, has_labels: bool
+    tmp_path: Path, settings: dict[str, Any], has_labels: bool
 ) -> None:
     packing = Packing(**{"capacity": 64, **settings})
     encoder = Chat(packing, has_labels)
-    config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, num_streams=2)
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=2)
     dataset = get_train_dataset(
         text_set(tmp_path / "chat", 40), batch_size=3, task_encoder=encoder, worker_config=config
     )
