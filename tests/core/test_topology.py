@@ -95,24 +95,6 @@ def test_environment_that_is_no_place_is_refused(monkeypatch, environment) -> No
         WorkerConfig.default_worker_config(1)
 
 
-def test_process_group_that_contradicts_later_is_an_error(tmp_path) -> None:
-    assumed = WorkerConfig.default_worker_config(1)
-    explicit = WorkerConfig(rank=0, world_size=2, num_workers=1)
-    both = (assumed, explicit)
-    for config in both:
-        config.check_place()
-    meeting = f"file://{tmp_path / 'rendezvous'}"
-    dist.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
-    try:
-        for config in both:
-            config.check_place()
-        assumed.world_size = 2  # as WORLD_SIZE would have made it
-        with pytest.raises(RuntimeError, match=r"rank 0 of 2.*now has rank 0 of 1"):
-            assumed.check_place()
-    finally:
-        dist.destroy_process_group()
-
-
 @pytest.mark.parametrize(
     ("environment", "passed", "is_worth_a_word"),
     [

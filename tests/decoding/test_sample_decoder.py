@@ -417,19 +417,6 @@ print((peak() - before) / SIZE)
     assert float(run.stdout) < factor
 
 
-@pytest.mark.parametrize(
-    "packed",
-    [
-        gzip.compress(b"a") + gzip.compress(b"") + bytes(700) + gzip.compress(b"b") + bytes(9),
-        gzip.compress(b"") + bytes(5) + gzip.compress(b"ab"),
-        gzip.compress(b"ab") + bytes(40_000),
-    ],
-    ids=["three members", "an empty one first", "much padding"],  # the bytes have the time
-)
-def test_members_of_gzip_data_are_joined_and_padding_is_passed_over(packed) -> None:
-    assert SampleDecoder().decode("bin.gz", packed) == b"ab"
-
-
 def test_gzip_data_cut_off_is_no_bomb() -> None:
     packed = gzip.compress(b"\xff" * 1000, 0)[:-50]  # ends as if 4 GiB were declared
     with pytest.raises(DecodingError, match="ends before its end marker"):

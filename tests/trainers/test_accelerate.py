@@ -120,21 +120,6 @@ def test_first_batches_are_skipped_where_no_state_was_saved(settings, tmp_path):
         assert rest == whole[step:]
 
 
-def made_again(folder: Path) -> str:
-    loader = train_loader(folder)
-    again = torch.utils.data.DataLoader(
-        loader.dataset, batch_size=loader.batch_size, collate_fn=loader.collate_fn
-    )
-    with pytest.raises(RuntimeError, match="each rank and worker of it would read all data"):
-        next(iter(again))
-    return "refused"
-
-
-def test_loader_that_is_made_of_the_attributes_of_ours_is_refused(tmp_path: Path) -> None:
-    folder = text_set(tmp_path / "texts", 10)
-    assert run_ranks(1, made_again, folder) == ["refused"]
-
-
 class Trainer(LoaderTrainer):
     """What a user writes: the loaders are handed over."""
 
