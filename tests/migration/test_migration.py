@@ -466,7 +466,7 @@ def items_of(batches: Any, place: tuple[str, int]) -> list[tuple[int, int, int]]
     ]
 
 
-@pytest.mark.parametrize("steps", range(3, 7))
+@pytest.mark.parametrize("steps", range(3, 9))
 @pytest.mark.parametrize("encoder", [Expanding, Unmarked])
 def test_sample_that_was_being_expanded_resumes_with_its_next_item(sets, steps, encoder) -> None:
     old = blend_of(sets, ALL_AT_ONCE[0], encoder)
