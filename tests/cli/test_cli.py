@@ -9,11 +9,11 @@ import pty
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
-from torch.distributed import checkpoint
 from typer.testing import CliRunner
 
 from energon_lite.balance import CostModel
@@ -88,18 +88,6 @@ def test_prepare_info_and_lint_of_a_jsonl_file_ask_nothing(tmp_path):
     assert "split_ratio is for folders of tars" in refused.stderr
 
 
-@pytest.mark.parametrize("command", ["prepare", "info", "lint"])
-def test_reports_are_also_json(root, command):
-    options = TYPED if command == "prepare" else []
-    if command != "prepare":
-        run("prepare", root, *TYPED)
-    result = run(command, root, *options, "--json")
-    assert result.exit_code == 0
-    report = json.loads(result.stdout)
-    assert report["shards"] == 4
-    assert report["samples"] == 20
-
-
 def test_field_maps_are_json_or_pairs(root):
     args = ["--split-ratio", "2,1,1", "--sample-type", "TextSample", "--force-overwrite"]
     for texts in (['{"text": "txt,md"}'], ["text=txt,md"]):
@@ -113,57 +101,6 @@ def test_split_parts_are_chosen_by_pattern(root):
     assert run("prepare", root, *parts, "--skip-dataset-yaml").exit_code == 0
     splits = json.loads(run("info", root, "--json").stdout)["splits"]
     assert {name: split["samples"] for name, split in splits.items()} == {"train": 15, "dev": 5}
-
-
-@pytest.mark.parametrize(
-    ("args", "option"),
-    [
-        ([], "--split-ratio"),
-        (["--split-ratio", "2,1,1"], "--sample-type"),
-        (["--split-ratio", "2,1,1", "--sample-type", "TextSample"], "--field-map"),
-        ([*TYPED, "--field-map", "{text: txt}"], "--field-map"),
-        ([*TYPED, "--field-map", "text"], "--field-map"),
-        (["--split-parts", "train"], "--split-parts"),
-        (["--num-workers", "-1"], "--num-workers"),
-        (["--foo"], "--foo"),
-    ],
-)
-def test_a_missing_or_malformed_option_is_a_usage_error_that_names_it(root, args, option):
-    result = run("prepare", root, *args)
-    assert result.exit_code == 2
-    assert option in result.stderr
-    assert not is_prepared(root)
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--split-ratio", "8,1", "--sample-type", "Nope"], "unknown sample type 'Nope'"),
-        (["--split-ratio", "8,1,1", "--skip-dataset-yaml"], "leaves 'val' empty"),
-        (["--split-parts", "a:*.tar", "--skip-dataset-yaml"], "looks like a glob"),
-    ],
-)
-def test_answers_that_do_not_fit_exit_with_two(root, args, message):
-    result = run("prepare", root, *args, *(["--field-map", "a=b"] if "Nope" in args else []))
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
-
-
-@pytest.mark.parametrize("command", ["prepare", "info", "lint"])
-def test_a_missing_folder_exits_with_one_and_a_message(tmp_path, command):
-    result = run(command, tmp_path / "none")
-    assert result.exit_code == 1
-    assert result.stderr.startswith("Error: ")
-    assert "does not exist" in result.stderr
-
-
-def test_a_bad_tar_exits_with_one_and_names_it(root):
-    (root / "shard-0002.tar").write_bytes(b"")
-    result = run("prepare", root, *TYPED)
-    assert result.exit_code == 1
-    assert "shard-0002.tar: the file is empty" in result.stderr
-    assert result.stdout == ""
 
 
 def test_a_prepared_folder_is_prepared_again_only_by_option(root):
@@ -188,9 +125,6 @@ def test_only_the_tars_that_are_named_are_prepared(root):
     typed = [*TYPED, "--split-ratio", "1,0,0"]
     assert run("prepare", root, "shard-000{2..1}.tar", "*0.tar", *typed).exit_code == 0
     assert list(read_info(root).shard_counts) == [f"shard-000{i}.tar" for i in (2, 1, 0)]
-    result = run("prepare", root, "other/*.tar", *typed, "--force-overwrite")
-    assert result.exit_code == 1
-    assert "other/*.tar matches no .tar file" in result.stderr
 
 
 def test_shuffled_tars_are_all_in_the_split(root):
@@ -209,13 +143,6 @@ def test_lint_exits_with_one_if_every_sample_fails(tmp_path):
     assert "a.tar, sample '0'" in result.stdout
 
 
-def test_the_progress_bar_is_on_stderr_and_only_on_wish(root):
-    assert "Indexing shards" not in run("prepare", root, *TYPED, "--dry-run").output
-    result = run("prepare", root, *TYPED, "--progress")
-    assert "4/4" in result.stderr
-    assert "4/4" not in result.stdout
-
-
 def test_version_and_help_without_a_command():
     assert run("--version").stdout.startswith("energon-lite ")
     assert "prepare" in run("--help").stdout
@@ -223,20 +150,22 @@ def test_version_and_help_without_a_command():
         assert run(command, "--help").exit_code == 0
 
 
+BLEND = """__module__: energon_lite
+__class__: MetadatasetV2
+splits:
+  train:
+    blend:
+      - {path: ./data, weight: 3}
+      - {path: ./data, weight: 1, split_part: val, name: other}
+"""
+
+
 @pytest.fixture
 def blend(root):
     """A metadataset of two splits of the prepared folder."""
     assert run("prepare", root, *TYPED).exit_code == 0
     path = root.parent / "blend.yaml"
-    path.write_text(
-        "__module__: energon_lite\n"
-        "__class__: MetadatasetV2\n"
-        "splits:\n"
-        "  train:\n"
-        "    blend:\n"
-        "      - {path: ./data, weight: 3}\n"
-        "      - {path: ./data, weight: 1, split_part: val, name: other}\n"
-    )
+    path.write_text(BLEND)
     return path
 
 
@@ -252,22 +181,6 @@ def test_plan_predicts_what_a_run_will_read(root, blend):
     folder = run("plan", root, "--steps", 100, "--no-repeat", "--split-part", "val")
     assert "5 of 100 steps of 1 rank x 1 sample" in folder.stdout
     assert "warning: the pass ends after 5 of 100 steps" in folder.stdout
-
-
-@pytest.mark.parametrize(
-    ("args", "code", "message"),
-    [
-        ([], 2, "--steps"),
-        (["--steps", "0"], 2, "--steps"),
-        (["--steps", "1", "--split-part", "tain"], 1, "no split 'tain'. Did you mean 'train'?"),
-        (["--steps", "1", "--no-repeat"], 2, "`until: first` or `until: all_once`"),
-    ],
-)
-def test_an_impossible_plan_names_the_reason(blend, args, code, message):
-    result = run("plan", blend, *args)
-    assert result.exit_code == code
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
 
 
 def test_schema_prints_that_of_the_docs():
@@ -371,15 +284,6 @@ def test_without_a_sample_type_energons_scripts_write_no_dataset_yaml(root):
     assert not (root / ".nv-meta/dataset.yaml").exists()
 
 
-@pytest.mark.parametrize("ratio", ["8", "1,2,3,4", "1,-1,1", "0,0,0", "a,b,c", "8,1,1"])
-def test_a_ratio_that_cannot_work_is_refused_before_the_other_questions(root, ratio):
-    result = run("prepare", root, "--split-ratio", ratio, answers="y\n8\ny\ntxt\n")
-    assert result.exit_code == 2
-    assert "split ratio" in result.stderr
-    assert "?" not in result.stdout
-    assert not list(root.rglob("*.idx"))
-
-
 def test_a_script_without_an_answer_is_not_waited_for(monkeypatch):
     monkeypatch.setattr("energon_lite.extras.cli.wizard.LIMIT_SEC", 0.05)
     reading, writing = os.pipe()
@@ -418,12 +322,11 @@ def test_every_option_of_energon_is_known(root):
         assert run(*short).exit_code == 0
 
 
-@pytest.mark.parametrize("command", ["analyze-debug"])
-def test_commands_of_energon_that_are_missing_name_their_replacement(command):
-    result = run(command, "info", "some/path", "--new-world-size", 4)
+def test_command_of_energon_that_is_missing_names_its_replacement():
+    result = run("analyze-debug", "info", "some/path", "--new-world-size", 4)
     assert result.exit_code == 2
-    assert f"energon-lite {command}: not in this version; " in result.stderr
-    assert command not in run("--help").stdout.split()
+    assert "energon-lite analyze-debug: not in this version; " in result.stderr
+    assert "analyze-debug" not in run("--help").stdout.split()
 
 
 def test_commands_are_objects_under_energons_names(root):
@@ -611,44 +514,52 @@ def test_states_are_described_of_json_and_of_torch_files(states, tmp_path):
     assert "rank 0 (rank0.json): was edited" in run("checkpoint", "info", *files).stdout
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_state_is_found_in_the_folder_of_a_trainer(states, tmp_path):
     run_of = {"loader_state": json.dumps(states)}
     torch.save({"dl": run_of, "w": torch.zeros(3)}, tmp_path / "accelerate_dl_state_dict.bin")
-    (tmp_path / "lightning").mkdir()
-    torch.save({"callbacks": {"x": run_of}}, tmp_path / "lightning/last.ckpt")
-    content = {"model": {"w": torch.zeros(9)}, "loader": run_of, "more": {"b": torch.ones(9)}}
-    checkpoint.save(content, checkpoint_id=tmp_path / "dcp")
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf/state.json").write_text(json.dumps(run_of))
     torch.save({"w": torch.zeros(3)}, tmp_path / "hf/optimizer.pt")
     (tmp_path / "hf/empty.safetensors").touch()
-    for folder in ("lightning", "dcp", "hf"):
-        result = run("checkpoint", "info", tmp_path / folder, "--json")
-        assert result.exit_code == 0, result.output
-        assert [state["rank"] for state in json.loads(result.stdout)["states"]] == [0, 1]
-    assert "8 states of" in run("checkpoint", "info", tmp_path).stdout
+    assert "4 states of" in run("checkpoint", "info", tmp_path).stdout
     (tmp_path / "hf/state.json").unlink()
     refused = run("checkpoint", "info", tmp_path / "hf")
-    assert refused.exit_code == 1
+    assert (refused.exit_code, "remove" in refused.stderr) == (1, False)
     assert "none of the 2 files in it holds a state of a loader" in refused.stderr
-    assert "remove" not in refused.stderr
+
+
+RATIO = ["prepare", "data", "--split-ratio"]
+PLAN = ["plan", "blend.yaml"]
 
 
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        (["prepare", "data", "--split-ratio", "8,x"], 2, "give two or three numbers"),
+        *((["prepare", "data", *TYPED[:number]], 2, TYPED[number]) for number in (0, 2, 4)),
+        (["prepare", "data", *TYPED, "--field-map", "{text: txt}"], 2, "--field-map"),
+        (["prepare", "data", *TYPED, "--field-map", "text"], 2, "--field-map"),
+        (["prepare", "data", "--split-parts", "train"], 2, "--split-parts"),
+        (["prepare", "data", "--num-workers", "-1"], 2, "--num-workers"),
+        (["prepare", "data", "--foo"], 2, "--foo"),
+        *(([*RATIO, ratio], 2, "split ratio") for ratio in ("8", "1,2,3,4", "1,-1,1", "0,0,0")),
+        ([*RATIO, "8,x"], 2, "give two or three numbers"),
+        ([*RATIO, "8,1", "--sample-type", "Nope", *TYPED[4:]], 2, "unknown sample type 'Nope'"),
+        ([*RATIO, "8,1,1", "--skip-dataset-yaml"], 2, "leaves 'val' empty"),
+        (["prepare", "data", "--split-parts", "a:*.tar", "--skip-dataset-yaml"], 2,
+         "looks like a glob"),
         (["prepare", "data", "--non-interactive"], 2, "missing: shares of train,val,test"),
-        (["prepare", "none", *TYPED], 1, "does not exist"),
         (["prepare-media", "data"], 2, "Exactly one of"),
         (["lengths", "data", "--with", "energon_lite:Pakcing"], 2, "Did you mean 'Packing'?"),
         (["lengths", "data", "--with", "nothing:Encoder"], 2, "No module named"),
         (["info", "."], 1, "of its folders one, two are: give the path of one"),
         (["info", "data"], 1, "run `energon-lite prepare data`"),
-        (["prepare", "data", "--split-ratio", "1", *TYPED[2:]], 0, ""),
+        (PLAN, 2, "--steps"),
+        ([*PLAN, "--steps", "0"], 2, "--steps"),
+        ([*PLAN, "--steps", "1", "--split-part", "tain"], 1, "'tain'. Did you mean 'train'?"),
+        ([*PLAN, "--steps", "1", "--no-repeat"], 2, "`until: first` or `until: all_once`"),
+        ([*RATIO, "1", *TYPED[2:]], 0, ""),
     ],
-)
+)  # fmt: skip
 def test_wrong_options_exit_with_two_and_faults_of_data_with_one(
     root, monkeypatch, args, code, words
 ):
@@ -656,11 +567,13 @@ def test_wrong_options_exit_with_two_and_faults_of_data_with_one(
         write_tar(root.parent / name / "0.tar", [("0.txt", b"x")])
         assert run("prepare", root.parent / name, "--split-ratio", "1", *TYPED[2:]).exit_code == 0
     monkeypatch.chdir(root.parent)
+    Path("blend.yaml").write_text(BLEND.replace("./data", "./one").replace("val", "train"))
     result = run(*args)
     assert result.exit_code == code, result.output
     assert words in result.stderr
-    if not code:
-        assert "train: 20 samples" in result.stdout
+    assert ("train: 20 samples" in result.stdout) == (code == 0)
+    assert (is_prepared(root), "Traceback" in result.stderr) == (code == 0, False)
+    assert code == 0 or not list(root.rglob("*.idx"))
 
 
 def test_a_folder_that_cannot_be_written_to_is_prepared_by_links(root, monkeypatch):
@@ -693,12 +606,3 @@ def test_files_without_a_state_are_refused_and_nothing_is_unpickled(states, tmp_
     redist = run("checkpoint", "redist", "a", "b", "--new-world-size", 4)
     assert redist.exit_code == 2
     assert "loaded as they are on any number of ranks" in redist.stderr
-
-
-def test_preview_ends_with_its_answers(tmp_path) -> None:
-    path = tmp_path / "lines.jsonl"
-    path.write_text('{"text": "a"}\n{"text": "b"}\n{"text": "c"}\n')
-    shown = run("preview", path, answers="y\n")
-    assert shown.exit_code == 0
-    assert shown.output.count("train, sample") == 2
-    assert "Error" not in shown.output

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from energon_lite import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset, stateless
+from energon_lite.core import topology
 
 
 def test_seeds_of_workers_are_those_of_energon():
@@ -19,7 +20,7 @@ def test_seeds_of_workers_are_those_of_energon():
     }  # fmt: skip
 
 
-def test_indices_are_known_while_a_worker_is_activated():
+def test_indices_are_known_while_a_worker_is_activated(monkeypatch):
     config = WorkerConfig(rank=1, world_size=2, num_workers=3)
     with pytest.raises(RuntimeError, match="No sample is being processed"):
         config.assert_worker()
@@ -30,6 +31,8 @@ def test_indices_are_known_while_a_worker_is_activated():
         config.worker_push_sample_index(9)
         assert (config.active_worker_sample_index, config.active_worker_batch_index) == (27, 21)
         assert config.worker_pop_sample_index() == 9
+        monkeypatch.setattr(topology.current, "worker_id", 2)
+        assert config.active_worker_sample_index == 23
         with pytest.raises(RuntimeError, match="active already"):
             config.worker_activate(1)
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,9 +57,7 @@ class Recalling(DefaultTaskEncoder[Any, Any, Any, Any]):
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_hook_that_keeps_pictures_does_not_see_what_the_loop_writes_into_batches(
-    whole: bool, small_data: Path
-) -> None:
+def test_hook_that_keeps_pictures_does_not_see_what_the_loop_writes_into_batches(whole, small_data):
     def captions(value: int | None) -> list[list[str]]:
         dataset = get_train_dataset(
             small_data / "captions", batch_size=4, task_encoder=Recalling(whole),
@@ -77,9 +74,7 @@ def test_hook_that_keeps_pictures_does_not_see_what_the_loop_writes_into_batches
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (3, 0, 2), (5, 7)])
-def test_tensors_of_any_type_are_stacked_into_memory_of_a_worker_process(
-    shape, monkeypatch
-) -> None:
+def test_tensors_of_any_type_are_stacked_into_memory_of_a_worker_process(shape, monkeypatch):
     made: list[int] = []
 
     def new_block(shape: tuple[int, ...], dtype: Any) -> Any:

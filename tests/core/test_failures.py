@@ -56,9 +56,7 @@ class FailsTwice(DefaultTaskEncoder[Any, Any, Any, Any]):
         return sample
 
 
-def test_failing_hook_is_logged_once_at_each_place_with_its_line_and_then_counted(
-    texts, caplog
-) -> None:
+def test_failing_hook_is_logged_once_at_each_place_with_its_line_and_then_counted(texts, caplog):
     with caplog.at_level(logging.INFO, logger="energon_lite.core.errors"):
         loader = run(texts, FailsTwice(), 60)
     # 59 samples of each kind are skipped before the 60th that is not, 118 at the second line.
@@ -101,9 +99,7 @@ def test_samples_without_a_key_are_named_by_source_and_number(texts, caplog) -> 
     assert "('texts/train', 0" not in caplog.text
 
 
-def test_samples_that_cannot_be_read_are_logged_once_for_each_shard_and_kind(
-    tmp_path, caplog
-) -> None:
+def test_samples_that_cannot_be_read_are_logged_once_for_each_shard_and_kind(tmp_path, caplog):
     for name in "ab":
         members = [(f"{name}{i:02d}.json", b"{}" if i > 11 else b"no json") for i in range(15)]
         write_tar(tmp_path / "data" / f"{name}.tar", [*members, (f"{name}99.txt", b"")])
@@ -170,9 +166,7 @@ class StoppedOnce(DefaultTaskEncoder[Any, Any, Any, Any]):
     ],
     ids=["batches", "streamed packs", "planned packs", "buckets"],
 )
-def test_iterated_dataset_goes_on_with_the_batch_that_a_fatal_error_was_met_in(
-    settings, tmp_path
-) -> None:
+def test_iterated_dataset_goes_on_with_the_batch_that_a_fatal_error_was_met_in(settings, tmp_path):
     root = text_set(tmp_path / "texts", 60)
     encoder = StoppedOnce(**settings)
     measure_lengths(root, encoder, name="index", num_workers=0)
@@ -306,16 +300,10 @@ def keep_quiet(error: Exception, sample: Any, sources: Any) -> None: ...
         (FirstFail(), {"max_skip_rate": 0.5}),
     ],
     ids=[
-        "skips",
-        "files",
-        "parts",
-        "several errors",
-        "tolerance",
-        "own tolerance",
-        "handler",
+        "skips", "files", "parts", "several errors", "tolerance", "own tolerance", "handler",
         "rate",
     ],
-)
+)  # fmt: skip
 def test_first_samples_that_may_fail_stop_no_run(tmp_path, encoder, settings) -> None:
     root = text_set(tmp_path / "texts", 60)
     assert len(next(iter(first_of(root, encoder, **settings))).__key__) == 2

@@ -33,9 +33,7 @@ KEYS = st.recursive(
     width=st.integers(0, 3),
     data=st.data(),
 )
-def test_keys_and_rows_come_back_from_json_in_their_order(
-    keys: list[Any], width: int, data: Any
-) -> None:
+def test_keys_and_rows_come_back_from_json_in_their_order(keys: list[Any], width: int, data: Any):
     own = st.tuples(*[NUMBERS] * width)
     firsts = sorted(data.draw(st.sets(NUMBERS, min_size=len(keys), max_size=len(keys))))
     rows = [(first, *data.draw(own)) for first in firsts]
@@ -74,12 +72,10 @@ def test_keys_of_a_large_set_are_about_as_small_as_those_of_a_small_one() -> Non
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda planes: planes.pop(),
-        lambda planes: planes[1].append(planes[1][0]),
-        lambda planes: planes.__setitem__(1, None),
-        lambda planes: planes.__setitem__(0, [3]),
+        lambda planes: planes.pop(), lambda planes: planes[1].append(planes[1][0]),
+        lambda planes: planes.__setitem__(1, None), lambda planes: planes.__setitem__(0, [3]),
     ],
-)
+)  # fmt: skip
 def test_corrupt_ranks_are_refused(edit: Any) -> None:
     value: Any = json.loads(json.dumps(buffered(1 << 34).to_json()))
     (ranks,) = (own for own in value["columns of samples"]["columns"] if own[0] == "ranks")
@@ -100,16 +96,14 @@ def test_keys_with_values_that_are_no_integers_or_texts_stay_as_they_are() -> No
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda columns: columns.pop(),
-        lambda columns: columns[0].__setitem__(1, 99),
+        lambda columns: columns.pop(), lambda columns: columns[0].__setitem__(1, 99),
         lambda columns: columns[0].__setitem__(1, 1 << 40),
         lambda columns: columns[0].__setitem__(1, "many"),
         lambda columns: columns[0].append("no base64!"),
         lambda columns: columns[1].__setitem__(2, "AAAA"),
-        lambda columns: columns.__setitem__(0, None),
-        lambda columns: columns[1].__setitem__(1, -1),
+        lambda columns: columns.__setitem__(0, None), lambda columns: columns[1].__setitem__(1, -1),
     ],
-)
+)  # fmt: skip
 def test_corrupt_columns_are_refused(edit: Any) -> None:
     value: Any = json.loads(json.dumps(snapshot(100).to_json()))
     edit(value["columns of samples"]["columns"])

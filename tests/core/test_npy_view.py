@@ -27,9 +27,7 @@ def written(array: Any) -> bytes:
     tail=st.binary(max_size=5),
 )
 @example(shape=[3], dtype="<i4", is_fortran=False, tail=b"")
-def test_an_array_is_the_one_that_numpy_reads(
-    shape: list[int], dtype: str, is_fortran: bool, tail: bytes
-) -> None:
+def test_an_array_is_the_one_that_numpy_reads(shape, dtype, is_fortran, tail):
     numbers = np.arange(np.prod(shape, dtype=int)).reshape(shape) % 2
     array = np.asarray(numbers.astype(dtype), order="F" if is_fortran else "C")
     raw = written(array)

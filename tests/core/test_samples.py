@@ -1,16 +1,19 @@
-"""Sample and batch classes, and `edataclass`."""
+"""Sample and batch classes, and `edataclass`; the loss weight travels with samples unseen."""
 
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import functools
 import pickle
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
+from energon_lite import generic_batch
 from energon_lite.core.edataclass import edataclass
 from energon_lite.core.samples import (
     SAMPLE_TYPES,
@@ -23,6 +26,8 @@ from energon_lite.core.samples import (
     VQAOCRSample,
     VQASample,
 )
+from energon_lite.core.stacking import constructor_names
+from energon_lite.task_encoder.base import as_type
 
 SOURCE = SourceInfo(dataset_path="set", index=3, shard_name="a.tar", file_names=("k.txt",))
 
@@ -86,13 +91,6 @@ def test_samples_are_keyword_only_take_attributes_and_are_unhashable() -> None:
     sample.other = 1  # type: ignore[attr-defined]
     with pytest.raises(TypeError, match="unhashable"):
         hash(sample)
-
-
-@pytest.mark.parametrize("name", SAMPLE_TYPES)
-def test_every_sample_type_survives_pickling(name: str) -> None:
-    fields: dict[str, Any] = dict.fromkeys(FIELDS[name].split(), "x")
-    sample = SAMPLE_TYPES[name](__key__="k", __restore_key__=("a", 1), **fields)
-    assert pickle.loads(pickle.dumps(sample)) == sample
 
 
 def test_source_info_is_hashable_and_immutable() -> None:
@@ -197,50 +195,6 @@ def test_joined_sample_keeps_the_key_of_the_primary_and_lists_all_sources() -> N
         Joined.from_joined(None)
 
 
-def test_pin_memory_reaches_every_tensor_and_changes_no_original(
-    pinned: list[torch.Tensor],
-) -> None:
-    class Pair(NamedTuple):
-        a: torch.Tensor
-        b: str
-
-    @dataclasses.dataclass(frozen=True)
-    class Plain:
-        t: torch.Tensor
-
-    @edataclass
-    class Deep(Sample):
-        pair: Pair
-        plain: Plain
-        mapping: dict[str, Any]
-        crude: CrudeSample
-        entries: list[Any]
-
-    sample = Deep(
-        __key__="k",
-        __restore_key__=("a", 1),
-        __sources__=(SOURCE,),
-        pair=Pair(torch.tensor(1), "b"),
-        plain=Plain(torch.tensor(2)),
-        mapping=collections.defaultdict(list, {"x": (torch.tensor(3), "y")}),
-        crude=CrudeSample(t=torch.tensor(4)),
-        entries=[torch.tensor(5), None, 7, torch.Size([1])],
-    )
-    copy = sample.pin_memory()
-    assert len(pinned) == 5
-    assert type(copy) is Deep
-    assert copy.pair == Pair(torch.tensor(101), "b")
-    assert copy.plain.t == 102
-    assert copy.mapping["x"] == (103, "y")
-    assert isinstance(copy.mapping, collections.defaultdict)
-    assert copy.crude["t"] == 104
-    assert isinstance(copy.crude, CrudeSample)
-    assert copy.entries == [105, None, 7, torch.Size([1])]
-    assert copy.__sources__ is sample.__sources__
-    assert sample.pair.a == 1
-    assert sample.mapping["x"][0] == 3
-
-
 class OwnTo:
     """As the outputs of processors: moves itself."""
 
@@ -253,6 +207,16 @@ class OwnTo:
         return moved
 
 
+class Pair(NamedTuple):
+    a: torch.Tensor
+    b: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    t: torch.Tensor
+
+
 @edataclass
 class Everything(Batch):
     ids: torch.Tensor
@@ -262,27 +226,51 @@ class Everything(Batch):
 
 def everything() -> Everything:
     inner = CaptioningSample.derive_from(text_sample(), image=torch.ones(2), caption="c")
+    rows = [(torch.ones(1), inner), Pair(torch.ones(1), "b"), Frozen(torch.ones(2)), None, 7]
     batch = Everything(
         __key__=["a", "b"], __restore_key__=("k",), ids=torch.arange(3), own=OwnTo(),
-        nested={"rows": [(torch.ones(1), inner)], "user": collections.UserDict(x=torch.ones(1))},
+        nested=collections.defaultdict(list, {
+            "rows": rows, "user": collections.UserDict(x=torch.ones(1)),
+            "crude": CrudeSample(t=torch.ones(4)), "size": torch.Size([1]),
+        }),
     )  # fmt: skip
     batch.extra = [torch.ones(1)]  # type: ignore[attr-defined]
     return batch
 
 
 def tensors_in(batch: Any) -> list[torch.Tensor]:
-    plain, inner = batch.nested["rows"][0]
-    found = [batch.ids, plain, inner.image, batch.nested["user"]["x"], batch.extra[0]]
-    return [*found, batch.loss_weight, batch.valid, inner.loss_weight]
+    (plain, inner), pair, frozen, *_ = batch.nested["rows"]
+    found = [batch.ids, plain, inner.image, pair.a, frozen.t, batch.nested["crude"]["t"]]
+    return [*found, batch.extra[0], batch.nested["user"]["x"]]
+
+
+def assert_kinds(batch: Any) -> None:
+    (_, inner), pair, frozen, none, number = batch.nested["rows"]
+    kinds = (Everything, collections.defaultdict, CrudeSample, CaptioningSample, Pair, Frozen)
+    found = (batch, batch.nested, batch.nested["crude"], inner, pair, frozen)
+    assert tuple(map(type, found)) == kinds
+    assert (pair.b, none, number, batch.nested["size"]) == ("b", None, 7, torch.Size([1]))
+    assert (batch.__key__, inner.__sources__) == (["a", "b"], (SOURCE,))
+
+
+def test_pin_memory_reaches_every_tensor_and_changes_no_original(pinned: list[torch.Tensor]):
+    batch = everything()
+    found = batch.pin_memory()
+    assert_kinds(found)
+    olds, news = tensors_in(batch), tensors_in(found)
+    assert all(new.equal(old + 100) for old, new in zip(olds[:-1], news[:-1], strict=True))
+    assert len(pinned) >= len(olds) - 1
+    assert all(old.equal(again) for old, again in zip(olds, tensors_in(everything()), strict=True))
 
 
 def test_a_batch_moves_with_all_that_is_in_it_and_the_original_stays() -> None:
     batch = everything()
     moved = batch.to("meta", non_blocking=True)
-    assert {tensor.device.type for tensor in tensors_in(moved)} == {"meta"}
-    assert {tensor.device.type for tensor in tensors_in(batch)} == {"cpu"}
+    for own, kind in ((moved, "meta"), (batch, "cpu")):
+        weights = [own.loss_weight, own.valid, own.nested["rows"][0][1].loss_weight]
+        assert {tensor.device.type for tensor in [*tensors_in(own), *weights]} == {kind}
+        assert_kinds(own)
     assert (moved.own.calls, batch.own.calls) == ([(("meta",), {})], [])
-    assert (moved.__key__, type(moved)) == (batch.__key__, Everything)
     assert batch.cpu().own.calls == [(("cpu",), {})]
     if not torch.cuda.is_available():
         with pytest.raises((AssertionError, RuntimeError), match=r"CUDA|NVIDIA"):
@@ -346,25 +334,26 @@ class ImageBatch(Batch):
 def images(*sizes: int) -> list[CaptioningSample]:
     return [
         CaptioningSample(
-            __key__=f"k{size}",
-            __restore_key__=("Webdataset", size),
-            __sources__=(SOURCE,),
-            image=torch.ones(3, size, size),
-            caption=str(size),
+            __key__=f"k{size}", __restore_key__=("Webdataset", size), __sources__=(SOURCE,),
+            image=torch.ones(3, size, size), caption=str(size),
         )
         for size in sizes
-    ]
+    ]  # fmt: skip
 
 
-def test_batch_from_samples_pads_and_stacks_tensors() -> None:
+def test_batch_from_samples_pads_and_stacks_tensors_of_typed_and_crude_samples() -> None:
     batch = ImageBatch.from_samples(images(1, 2))
     assert batch.image.shape == (2, 3, 2, 2)
     assert batch.image.sum() == 3 + 12
-    assert batch.caption == ["1", "2"]
-    assert batch.__key__ == ["k1", "k2"]
+    assert (batch.caption, batch.__key__, batch.note) == (["1", "2"], ["k1", "k2"], "none")
     assert batch.__restore_key__ == (("Webdataset", 1), ("Webdataset", 2))
     assert batch.__sources__ == (SOURCE, SOURCE)
-    assert batch.note == "none"
+    given = ImageBatch.from_samples(images(1), caption=["x"], __key__=["y"], note="n")
+    assert (given.caption, given.__key__, given.note) == (["x"], ["y"], "n")
+    crude = CrudeSample(__key__="a", image=torch.zeros(3, 1, 1), caption="c")
+    batch = ImageBatch.from_samples([crude, crude])
+    assert (batch.__key__, batch.__loss_weight__) == (["a", "a"], [1.0, 1.0])
+    assert batch.__sources__ is None
 
 
 def test_batch_lists_stay_aligned_with_the_samples_when_subflavors_are_empty() -> None:
@@ -377,11 +366,6 @@ def test_batch_lists_stay_aligned_with_the_samples_when_subflavors_are_empty() -
     assert batch.__loss_weight__ == [1.0, 2.0, 1.0]
 
 
-def test_batch_from_samples_takes_passed_fields_instead() -> None:
-    batch = ImageBatch.from_samples(images(1), caption=["x"], __key__=["y"], note="n")
-    assert (batch.caption, batch.__key__, batch.note) == (["x"], ["y"], "n")
-
-
 def test_batch_from_samples_names_a_field_that_samples_lack() -> None:
     with pytest.raises(TypeError, match="field 'image' is not in every TextSample"):
         ImageBatch.from_samples([text_sample()])
@@ -391,14 +375,6 @@ def test_batch_from_samples_names_a_field_that_samples_lack() -> None:
     broken[1].image = torch.zeros(2)
     with pytest.raises(ValueError, match=r"ImageBatch, field 'image'.*\(2,\).*\(3, 1, 1\)"):
         ImageBatch.from_samples(broken)
-
-
-def test_batch_is_made_of_crude_samples_too() -> None:
-    crude = CrudeSample(__key__="a", image=torch.zeros(3, 1, 1), caption="c")
-    batch = ImageBatch.from_samples([crude, crude])
-    assert batch.__key__ == ["a", "a"]
-    assert batch.__loss_weight__ == [1.0, 1.0]
-    assert batch.__sources__ is None
 
 
 def test_batch_derive_from_copies_service_fields_once() -> None:
@@ -420,3 +396,116 @@ def test_vqa_samples_have_defaults_for_all_but_image_and_text() -> None:
     assert VQASample.derive_from(text_sample(), image=image, context="q").answers is None
     sample = VQAOCRSample.derive_from(text_sample(), image=image, context="q", text="t")
     assert sample.words_boxes is None
+
+
+# ------------------------------------------------- the four fields of Energon, and the loss weight
+
+
+FOUR = ["__key__", "__restore_key__", "__subflavors__", "__sources__"]
+
+
+@edataclass
+class Slotted(TextSample):
+    number: int = 0
+
+
+@edataclass
+class Deeper(Slotted):
+    more: str = ""
+
+
+@dataclass
+class Plain(TextSample):
+    number: int = 0
+
+    def __post_init__(self):
+        self.text = self.text.strip() if isinstance(self.text, str) else self.text
+
+
+class Undecorated(Slotted):
+    pass
+
+
+@edataclass
+class TextBatch(Batch):
+    text: list[str]
+
+
+@dataclass
+class PlainBatch(Batch):
+    text: list[str] = dataclasses.field(default_factory=list)
+
+
+SAMPLES = [TextSample, Slotted, Deeper, Plain, Undecorated]
+BATCHES = [TextBatch, PlainBatch]
+
+
+def sample_of(kind, **more):
+    return kind(__key__="k", __restore_key__=("s", 0), text="t", **more)
+
+
+def test_fields_and_asdict_see_the_fields_of_energon():
+    assert [field.name for field in dataclasses.fields(Sample)] == FOUR
+    assert [field.name for field in dataclasses.fields(Batch)] == FOUR
+    for kind in SAMPLES:
+        sample = sample_of(kind, __loss_weight__=0.5)
+        assert [field.name for field in dataclasses.fields(kind)][:5] == [*FOUR, "text"]
+        assert list(dataclasses.asdict(sample))[:5] == [*FOUR, "text"]
+        assert "loss_weight" not in repr(sample)
+        assert "__loss_weight__" in constructor_names(kind)
+        for text in (dataclasses.fields(kind), dataclasses.asdict(sample)):
+            assert "loss_weight" not in str(text)
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_the_weight_of_a_sample_is_kept(kind):
+    sample = sample_of(kind, __loss_weight__=0.5)
+    same = [
+        copy.copy(sample),
+        copy.deepcopy(sample),
+        pickle.loads(pickle.dumps(sample)),
+        dataclasses.replace(sample, text="other"),
+        kind.derive_from(sample, text="other"),
+        kind.extend(sample),
+    ]
+    assert [one.__loss_weight__ for one in same] == [0.5] * 6
+    assert sample.loss_weight == torch.tensor(0.5)
+    sample.__loss_weight__ = 0.25
+    assert float(sample.loss_weight) == 0.25
+    assert sample_of(kind).__loss_weight__ == 1.0
+    assert sample_of(kind) == sample_of(kind)
+    batch = generic_batch([sample, sample_of(kind)])
+    assert type(batch) is kind
+    assert batch.loss_weight.tolist() == [0.25, 1.0]
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_the_weights_of_a_batch_are_kept(kind):
+    batch = kind.from_samples([sample_of(Slotted, __loss_weight__=w) for w in (0.5, 2.0)])
+    others = [
+        copy.copy(batch),
+        pickle.loads(pickle.dumps(batch)),
+        dataclasses.replace(batch, text=["x", "y"]),
+        kind.derive_from(batch, text=["x", "y"]),
+        kind.extend(batch),
+    ]
+    assert [other.loss_weight.tolist() for other in others] == [[0.5, 2.0]] * 5
+    assert [field.name for field in dataclasses.fields(kind)] == [*FOUR, "text"]
+
+
+def test_dicts_have_the_weight_only_where_it_is_not_1():
+    plain, heavy = sample_of(Slotted), sample_of(Slotted, __loss_weight__=0.5)
+    assert "__loss_weight__" not in as_type(plain, dict)
+    dicts = [as_type(sample, dict) for sample in (plain, heavy)]
+    batch = generic_batch(dicts)
+    assert batch["__loss_weight__"] == [1.0, 0.5]
+    assert as_type(generic_batch([plain, plain]), dict).keys() == {*FOUR, "text", "number"}
+    assert as_type(generic_batch([plain, heavy]), dict)["__loss_weight__"] == [1.0, 0.5]
+
+
+def test_a_sample_takes_further_attributes_and_keeps_its_post_init():
+    sample = sample_of(Deeper)
+    sample.seen = [1]
+    assert pickle.loads(pickle.dumps(sample)).seen == copy.copy(sample).seen == [1]
+    plain = Plain(__key__="k", __restore_key__=(), text=" t ", __loss_weight__=0.5)
+    assert (plain.text, plain.__loss_weight__) == ("t", 0.5)

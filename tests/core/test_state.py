@@ -20,13 +20,11 @@ names = st.text("abcde", min_size=1, max_size=3)
 snapshots = st.recursive(
     st.builds(Snapshot, names, st.dictionaries(names, values, max_size=3)),
     lambda inner: st.builds(
-        Snapshot,
-        names,
-        st.dictionaries(names, values, max_size=2),
+        Snapshot, names, st.dictionaries(names, values, max_size=2),
         st.lists(inner, max_size=2).map(tuple),
     ),
     max_leaves=5,
-)
+)  # fmt: skip
 
 
 @given(snapshots)

@@ -41,9 +41,7 @@ class PlayedConfig:
         return 42
 
 
-def test_a_seeded_function_that_is_called_directly_is_seeded_by_the_active_config(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_seeded_function_that_is_called_directly_is_seeded_by_the_active_config(monkeypatch):
     class Encoder(DefaultTaskEncoder):
         @stateless(restore_seeds=True)
         def pack(self, samples: list[int], *, more: int = 0) -> tuple[list[int], float, float]:

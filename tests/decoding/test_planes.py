@@ -45,9 +45,7 @@ def test_planes_are_the_transposed_pixels(
 
 @pytest.mark.parametrize("shift", [0, 1, 16])
 @pytest.mark.parametrize("shape", [(512, 512), (300, 320), (301, 321), (293, 300)])
-def test_planes_of_large_pictures_are_the_transposed_pixels(
-    shape: tuple[int, int], shift: int
-) -> None:
+def test_planes_of_large_pictures_are_the_transposed_pixels(shape: tuple[int, int], shift: int):
     size = 3 * shape[0] * shape[1]
     pixels = np.random.default_rng(shift).integers(0, 256, (*shape, 3), dtype=np.uint8)
     memory = np.full(size + 64, 7, np.uint8)
@@ -65,9 +63,7 @@ def test_every_byte_divided_by_255_is_that_of_numpy() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 10])
-def test_the_first_pictures_do_not_wait_for_the_compiler(
-    number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_pictures_do_not_wait_for_the_compiler(number, monkeypatch):
     monkeypatch.setattr(planes, "_NUM_BEFORE_COMPILING", 10)
     monkeypatch.setattr(planes, "_numbers", itertools.count(number))
     asked: list[int] = []

@@ -250,9 +250,7 @@ def test_truncated_image_is_called_broken(kept: float) -> None:
     assert getattr(caught.value, "__notes__", None) == ["file 'folder/x.1.jpg'"]
 
 
-def test_errors_of_wrong_code_are_not_taken_for_broken_images(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_errors_of_wrong_code_are_not_taken_for_broken_images(monkeypatch: pytest.MonkeyPatch):
     def fails(*_: Any) -> None:
         raise TypeError("of another package, for this content")
 
@@ -270,9 +268,7 @@ def test_errors_of_wrong_code_are_not_taken_for_broken_images(
 
 
 @pytest.mark.parametrize("part", ["mp", "msg", "cbor"])
-def test_missing_package_is_an_import_error_that_names_what_to_install(
-    part: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_package_is_an_import_error_that_names_what_to_install(part, monkeypatch):
     name = "cbor" if part == "cbor" else "msgpack"
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match=f"pip install {name}"):
@@ -419,19 +415,6 @@ print((peak() - before) / SIZE)
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     assert float(run.stdout) < factor
-
-
-@pytest.mark.parametrize(
-    "packed",
-    [
-        gzip.compress(b"a") + gzip.compress(b"") + bytes(700) + gzip.compress(b"b") + bytes(9),
-        gzip.compress(b"") + bytes(5) + gzip.compress(b"ab"),
-        gzip.compress(b"ab") + bytes(40_000),
-    ],
-    ids=["three members", "an empty one first", "much padding"],  # the bytes have the time
-)
-def test_members_of_gzip_data_are_joined_and_padding_is_passed_over(packed) -> None:
-    assert SampleDecoder().decode("bin.gz", packed) == b"ab"
 
 
 def test_gzip_data_cut_off_is_no_bomb() -> None:

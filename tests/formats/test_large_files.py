@@ -61,19 +61,11 @@ def in_ranges(folder: Path, counts: list[int], indices: Any, max_bytes: int) -> 
 
 @examples(60)
 @given(
-    both=st.tuples(SAMPLES, SAMPLES),
-    has_times=st.booleans(),
-    max_bytes=st.sampled_from([1, 150_000, 1 << 22]),
-    cut=st.one_of(st.none(), st.floats(0, 1)),
+    both=st.tuples(SAMPLES, SAMPLES), has_times=st.booleans(),
+    max_bytes=st.sampled_from([1, 150_000, 1 << 22]), cut=st.one_of(st.none(), st.floats(0, 1)),
     seed=st.integers(0, 9),
-)
-def test_equal_to_long_ranges_for_any_sizes_orders_and_cuts(
-    both: tuple[list[list[int]], ...],
-    has_times: bool,
-    max_bytes: int,
-    cut: float | None,
-    seed: int,
-) -> None:
+)  # fmt: skip
+def test_equal_to_long_ranges_for_any_sizes_orders_and_cuts(both, has_times, max_bytes, cut, seed):
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards, "SLOW_BLOCKS", 1)  # tried again at once
         patch.setattr("energon_lite.storage.patience.BRIEF_SEC", 0.0)
@@ -136,9 +128,7 @@ def test_only_large_files_are_read_one_by_one(folder: Path) -> None:
     assert kinds(reader, [0, *range(20, 40)]) == [False]
 
 
-def test_what_is_not_in_the_page_cache_is_read_in_ranges(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_in_the_page_cache_is_read_in_ranges(folder, monkeypatch):
     reader, preadv, tried = opened(folder), os.preadv, []
 
     def not_cached(descriptor: int, targets: Any, place: int, flags: int = 0) -> int:
@@ -168,9 +158,7 @@ def test_after_files_that_are_small_for_their_sample_some_blocks_are_not_tried(
 
 
 @pytest.mark.parametrize("harm", ["cut", "refused"])
-def test_a_shard_that_is_harmed_between_headers_and_contents_is_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, harm: str
-) -> None:
+def test_a_shard_that_is_harmed_between_headers_and_contents_is_named(folder, monkeypatch, harm):
     reader, pread = opened(folder), os.pread
 
     def pread_of_harmed(descriptor: int, size: int, place: int) -> bytes:

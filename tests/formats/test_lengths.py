@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,18 +66,6 @@ def test_index_is_replaced_as_a_whole(root, monkeypatch) -> None:
         read_lengths(root, "train", "tok", 3, "abc")
 
 
-def test_missing_index_names_itself_and_the_ways_out(root) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no length index 'x' .*'val'; write it"):
-        read_lengths(root, "val", "x", 3, "abc")
-
-
-def test_index_of_another_size_or_other_data_is_refused(root) -> None:
-    with pytest.raises(DatasetFormatError, match=r"is of 3 samples, the split part has 4 now"):
-        read_lengths(root, "train", "tok", 4, "abc")
-    with pytest.raises(DatasetFormatError, match=r"other data .*'abc' and is 'abd' now"):
-        read_lengths(root, "train", "tok", 3, "abd")
-
-
 FACTS = [
     b"{", b"[1]", b"[]", b"{}", b"", b"\xff\xff", b"[" * 100_000, b'{"samples": 2, "data": "abc"}',
     b'{"resources": 3}', b'{"resources": [["x"]]}',
@@ -97,36 +86,37 @@ ARRAYS = [
 ]  # fmt: skip
 
 
+KINDS = [np.zeros(3), np.zeros((3, 1), dtype=np.int64), np.int64(3)]
+AGAIN = r"train\.npy: .*write it again with"
+REFUSED: list[tuple[Any, tuple[Any, ...], type[Exception], str]] = [
+    *((None, ("train", name, 1, "abc"), ValueError, "no name of a length index")
+      for name in ("", ".", "..", "a/b", "../x", "a\\b")),
+    (None, ("val", "x", 3, "abc"), FileNotFoundError, r"no length index 'x' .*'val'; write it"),
+    (None, ("train", "tok", 4, "abc"), DatasetFormatError,
+     r"is of 3 samples, the split part has 4 now"),
+    (None, ("train", "tok", 3, "abd"), DatasetFormatError,
+     r"other data .*'abc' and is 'abd' now"),
+    *((content, (), DatasetFormatError, AGAIN) for content in ARRAYS),
+    *((array, (), DatasetFormatError, "no length index, but") for array in KINDS),
+    *((np.array([value] * 3), (), DatasetFormatError, "those of no sample")
+      for value in (-1, 1 << 62)),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("content", FACTS)
 def test_corrupt_facts_are_no_index(root, content) -> None:
     lengths_path(root, "train", "tok").with_suffix(".json").write_bytes(content)
-    with pytest.raises(DatasetFormatError, match=r"train\.npy: .*write it again with"):
+    with pytest.raises(DatasetFormatError, match=AGAIN):
         read_lengths(root, "train", "tok", 3, "abc")
     assert (read_facts(root, "train", "tok") or {}).get("data") != "abc"
 
 
-@pytest.mark.parametrize("content", ARRAYS)
-def test_corrupt_lengths_are_refused_by_name(root, content) -> None:
-    lengths_path(root, "train", "tok").write_bytes(content)
-    with pytest.raises(DatasetFormatError, match=r"train\.npy: .*write it again with"):
-        read_lengths(root, "train", "tok", 3, "abc")
-
-
-@pytest.mark.parametrize("array", [np.zeros(3), np.zeros((3, 1), dtype=np.int64), np.int64(3)])
-def test_array_of_another_kind_is_refused(root, array) -> None:
-    np.save(lengths_path(root, "train", "tok"), array)
-    with pytest.raises(DatasetFormatError, match="no length index, but"):
-        read_lengths(root, "train", "tok", 3, "abc")
-
-
-def test_lengths_that_no_sample_has_are_refused(root) -> None:
-    for value in (-1, 1 << 62):
-        np.save(lengths_path(root, "train", "tok"), np.array([value] * 3))
-        with pytest.raises(DatasetFormatError, match="those of no sample"):
-            read_lengths(root, "train", "tok", 3, "abc")
-
-
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "a\\b"])
-def test_name_that_leads_elsewhere_is_refused(root, name) -> None:
-    with pytest.raises(ValueError, match="no name of a length index"):
-        read_lengths(root, "train", name, 1, "abc")
+@pytest.mark.parametrize(("content", "asked", "error", "words"), REFUSED)
+def test_wrong_lengths_and_names_are_refused(root, content, asked, error, words) -> None:
+    path = lengths_path(root, "train", "tok")
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        np.save(path, content)
+    with pytest.raises(error, match=words):
+        read_lengths(root, *(asked or ("train", "tok", 3, "abc")))

@@ -57,9 +57,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     max_open=st.sampled_from([0, 1, 128]),
     seed=st.integers(0, 99),
 )
-def test_blocks_are_those_of_the_readers_without_what_takes_care(
-    folders: list[Path], wanted: list[tuple[int, list[int]]], max_open: int, seed: int
-) -> None:
+def test_blocks_are_those_of_the_readers_without_what_takes_care(folders, wanted, max_open, seed):
     readers = [ShardReader(folder, SHARDS, COUNTS, [0, 1, 2], (), max_open) for folder in folders]
     turns = np.random.default_rng(seed).permutation(sum(len(indices) for _, indices in wanted))
     ends = np.cumsum([len(indices) for _, indices in wanted])
@@ -101,9 +99,7 @@ def test_blocks_are_those_of_the_readers_without_what_takes_care(
         max_size=3,
     )
 )
-def test_ranges_that_the_kernel_is_asked_for_are_those_that_are_read(
-    folders: list[Path], wanted: list[tuple[int, list[int]]]
-) -> None:
+def test_ranges_that_the_kernel_is_asked_for_are_those_that_are_read(folders, wanted):
     readers = [ShardReader(folder, SHARDS, COUNTS, [0, 1, 2]) for folder in folders[:2]]
     for reader in readers:
         reader.read(np.arange(reader.num_samples))  # opens the shards

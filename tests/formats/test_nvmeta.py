@@ -282,6 +282,8 @@ def test_a_wrong_index_names_the_file_and_the_command_that_mends_it(root, shard)
     nvmeta.write_index(shard, [0, 512, 1024])
     with pytest.raises(DatasetFormatError, match=r"index of 2 samples, where .* 3 samples") as size:
         nvmeta.read_index(shard, 3)
+    with pytest.raises(DatasetFormatError, match="index of 2 samples"):
+        nvmeta.read_index(shard, 1)
     nvmeta.index_path(shard).write_bytes(b"12345")
     with pytest.raises(DatasetFormatError, match="5 bytes are") as broken:
         nvmeta.read_index(shard, 1)

@@ -24,11 +24,9 @@ def root(tmp_path):
 
 def test_info_has_sizes_type_parts_and_splits(root):
     prepare_dataset(
-        root,
-        split_ratio="2,1,1",
-        sample_type="CaptioningSample",
+        root, split_ratio="2,1,1", sample_type="CaptioningSample",
         field_map={"image": "jpg", "caption": "txt"},
-    )
+    )  # fmt: skip
     report = dataset_info(root)
     assert json.loads(json.dumps(report)) == report
     assert (report["name"], report["samples"], report["shards"]) == ("set", 8, 4)

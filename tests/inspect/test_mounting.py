@@ -100,19 +100,20 @@ def test_what_is_not_there_is_not_found(root):
         flat.names("s0")
 
 
-def test_a_sample_and_a_folder_of_one_name_are_both_shown(tmp_path):
-    write_tar(tmp_path / "a.tar", [("a.txt", b"1"), ("a/b.txt", b"2")])
+@pytest.mark.parametrize(
+    ("members", "shown"),
+    [
+        ((("a.txt", b"1"), ("a/b.txt", b"2")), {"a.txt": b"1", "a/b.txt": b"2"}),
+        ((("./0.txt", b"1"), ("./b/1.txt", b"2")), {"0.txt": b"1", "b/1.txt": b"2"}),
+    ],
+    ids=["a sample and a folder of one name", "names that begin with a dot and a slash"],
+)
+def test_odd_names_are_shown(tmp_path, members, shown):
+    write_tar(tmp_path / "a.tar", list(members))
     prepare_dataset(tmp_path, split_ratio="1,0,0", sample_type="CrudeWebdataset")
-    files = DatasetFiles(tmp_path, sample_folders=True)
-    assert walk(files) == {"a/txt": b"1", "a/b/txt": b"2"}
-    assert walk(DatasetFiles(tmp_path)) == {"a.txt": b"1", "a/b.txt": b"2"}
-
-
-def test_tars_whose_names_begin_with_a_dot_and_a_slash_are_shown(tmp_path):
-    write_tar(tmp_path / "a.tar", [("./0.txt", b"1"), ("./b/1.txt", b"2")])
-    prepare_dataset(tmp_path, split_ratio="1,0,0", sample_type="CrudeWebdataset")
-    assert walk(DatasetFiles(tmp_path)) == {"0.txt": b"1", "b/1.txt": b"2"}
-    assert walk(DatasetFiles(tmp_path, sample_folders=True)) == {"0/txt": b"1", "b/1/txt": b"2"}
+    assert walk(DatasetFiles(tmp_path)) == shown
+    in_folders = {name.replace(".", "/"): content for name, content in shown.items()}
+    assert walk(DatasetFiles(tmp_path, sample_folders=True)) == in_folders
 
 
 @pytest.mark.parametrize("limit", [2, 3, 5000])
@@ -196,7 +197,7 @@ def mount(*arguments):
     return CliRunner().invoke(app, ["mount", *map(str, arguments)])
 
 
-def test_what_is_missing_is_named_and_the_exit_code_is_1(root, tmp_path):
+def test_what_is_missing_is_named_and_the_exit_code_is_1(root, tmp_path, monkeypatch):
     def texts(*arguments):
         result = mount(*arguments)
         assert result.exit_code == 1
@@ -204,18 +205,13 @@ def test_what_is_missing_is_named_and_the_exit_code_is_1(root, tmp_path):
 
     assert "does not exist; create an empty folder" in texts(root, tmp_path / "nowhere")
     assert "is a file; name an empty folder" in texts(root, root / "parts/0.tar")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "mfusepy", None)
+        assert "pip install 'energon_lite[mount]'" in texts(root, tmp_path)
     (root / ".nv-meta/index.sqlite").unlink()
     assert "index.sqlite is missing; run `energon-lite prepare" in texts(root, tmp_path)
-    assert "no data is not a prepared dataset: it does not exist" in texts(
-        tmp_path / "no data", tmp_path
-    )
-
-
-def test_a_missing_package_is_named_with_the_install_line(root, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "mfusepy", None)
-    result = mount(root, tmp_path)
-    assert result.exit_code == 1
-    assert "pip install 'energon_lite[mount]'" in result.stderr
+    missing = texts(tmp_path / "no data", tmp_path)
+    assert "no data is not a prepared dataset: it does not exist" in missing
 
 
 # ------------------------------------------------------------------------------------ with FUSE

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from energon_lite import (
-    DefaultTaskEncoder,
     JoinedWebdatasetFactory,
     Sample,
     SampleDecoder,
@@ -27,7 +26,6 @@ from energon_lite import (
     get_train_dataset,
     get_val_dataset,
     prepare_metadataset,
-    stateless,
 )
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, describe
 from energon_lite.extras.energon.energon_api import (
@@ -48,7 +46,7 @@ from energon_lite.storage.yaml import dump_yaml
 from energon_lite.testing import check_dataset
 
 from ..conftest import write_tar
-from ..helpers import Ranks, assert_same, blend_maker, ignore, prepared
+from ..helpers import ignore, prepared
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1, global_error_handler=ignore)
 KEYS = [f"d/{i:03d}" for i in range(24)]
@@ -193,32 +191,6 @@ def test_joined_source_obeys_the_laws(root: Path, nonmatch: str, settings: Any) 
     check_dataset(dataset, num_streams=(2,), max_items=16)
 
 
-def test_blend_with_a_join_resumes_on_other_ranks_and_workers(root: Path) -> None:
-    make = blend_maker(
-        root,
-        f"""
-        blend:
-        - weight: 3
-          loss_weight: 0.5
-          subflavors: {{kind: joined}}
-          join:
-          - path: a
-          - {{path: b, nonmatch: none}}
-          joiner: {{__module__: {__name__}, __function__: pair}}
-        - path: a
-          subset: {{range: [0, 10]}}
-        """,
-        KeysEncoder,
-        shuffle_buffer_size=5,
-    )
-    whole = Ranks(make, 1, num_streams=4).slots(24)
-    assert any(0.5 in batch["weights"] for batch in whole.values())
-    before = Ranks(make, 2, num_streams=4)
-    first = before.slots(8)
-    after = Ranks(make, 1, num_workers=2, states=before.save())
-    assert_same({**first, **after.slots(16)}, whole)
-
-
 def test_subset_counts_rows_and_subsets_of_entries_count_samples(root: Path) -> None:
     for written, keys in ([[5, 8], KEYS[5:8]], [["50%", "100%"], KEYS[10:20]]):
         path = file_of(root, joined(root, subset={"range": written}))
@@ -352,9 +324,7 @@ def test_new_uuid_makes_a_new_index(root: Path) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [1, 7, 19, 20])
-def test_index_is_written_in_pieces_of_any_size(
-    root: Path, monkeypatch: pytest.MonkeyPatch, num_rows: int
-) -> None:
+def test_index_is_written_in_pieces_of_any_size(root, monkeypatch, num_rows):
     sides = sides_of(file_of(root, joined(root)))
     whole = build_index(root / "whole", sides).path.read_bytes()
     monkeypatch.setattr(join_keys, "_ROWS_AT_ONCE", num_rows)
@@ -467,9 +437,7 @@ def test_broken_sample_of_the_primary_is_named_by_its_place_in_its_shard(root: P
     assert f"{shard}, sample number 2" in error
 
 
-def test_missing_index_where_nothing_can_be_written_names_the_remedy(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_index_where_nothing_can_be_written_names_the_remedy(root, monkeypatch):
     path = file_of(root, joined(root))
 
     def refuse(*_: Any) -> Any:
@@ -583,16 +551,3 @@ def text_length(sample: TextSample) -> int:
 
 def pair_length(sample: Pair) -> int:
     return sum(len(text or "") for text in sample.texts)
-
-
-class KeysEncoder(DefaultTaskEncoder):
-    """Batches of keys, texts, tags and loss weights."""
-
-    @stateless
-    def batch(self, samples: list[Any]) -> dict[str, Any]:
-        return {
-            "keys": [s.__key__ for s in samples],
-            "texts": [getattr(s, "texts", None) or s.text for s in samples],
-            "tags": [s.__subflavors__ for s in samples],
-            "weights": [s.__loss_weight__ for s in samples],
-        }

@@ -9,7 +9,6 @@ import pytest
 
 from energon_lite import (
     DefaultTaskEncoder,
-    MixBatchDataset,
     Packing,
     Sample,
     TextSample,
@@ -17,14 +16,12 @@ from energon_lite import (
     edataclass,
     get_savable_loader,
     get_train_dataset,
-    homogeneous_concat_mix,
     stateless,
 )
 from energon_lite.balance import CostModel
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.stream_context import sample_rng
 from energon_lite.extras.lengths.length_index import measure_lengths
-from energon_lite.testing import check_dataset
 
 from ..helpers import Ranks, blend_maker, ignore, text_of, text_set
 
@@ -125,9 +122,7 @@ def split_of(join: str) -> str:
 
 
 @pytest.mark.parametrize("encoder", [Packs, SharedPacks])
-def test_packs_of_joined_samples_are_planned_and_resume_on_other_ranks(
-    root: Path, encoder: type[Packs]
-) -> None:
+def test_packs_of_joined_samples_are_planned_and_resume_on_other_ranks(root, encoder):
     make = blend_maker(root, JOIN, encoder, batch_size=1, repeat=False)
     (root / "meta.yaml").write_text(split_of(JOIN))
     measure_lengths(root / "meta.yaml", encoder(), name="index", num_workers=0)
@@ -140,15 +135,6 @@ def test_packs_of_joined_samples_are_planned_and_resume_on_other_ranks(
     found = before.steps(2)
     found |= Ranks(make, 1, num_workers=2, states=before.save()).rest()
     assert found == whole
-
-
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_workers_of_any_start_method_read_joins(root: Path, start_method: str) -> None:
-    make = blend_maker(root, NESTED, Encoder, shuffle_buffer_size=4)
-    expected = Ranks(make, 1, num_streams=2).steps(8)
-    assert any(row[2] is None for rows in expected.values() for row in rows)
-    found = Ranks(make, 1, 2, num_streams=2, start_method=start_method).steps(8)
-    assert found == expected
 
 
 def test_nested_blends_over_joins_resume_on_other_ranks_with_weights_and_tags(root: Path) -> None:
@@ -164,22 +150,6 @@ def test_nested_blends_over_joins_resume_on_other_ranks_with_weights_and_tags(ro
     assert {(row[4]["level"], row[5]) for row in inner} == {(1, 0.25)}
     quarter = [row for row in rows if row[3] is not None and not row[4]]
     assert {int(row[0]) for row in quarter} <= set(range(NUM_SAMPLES // 4 + 1))
-
-
-def test_mixed_batches_of_joins_obey_the_laws(root: Path) -> None:
-    path = root / "mixed.yaml"
-    path.write_text(split_of(JOIN))
-
-    def ones(subset: Any) -> Any:
-        return get_train_dataset(
-            path, worker_config=ONE, batch_size=1, task_encoder=DefaultTaskEncoder(),
-            shuffle_buffer_size=subset,
-        )  # fmt: skip
-
-    mixed = MixBatchDataset(
-        (ones(None), 1), (ones(5), 2), batch_size=3, batch_mix_fn=homogeneous_concat_mix
-    )
-    check_dataset(mixed, max_items=12)
 
 
 def broken(left: TextSample, right: Any) -> Any:

@@ -33,12 +33,11 @@ from energon_lite.core.topology import Stream
 from energon_lite.extras.inspect.info import dataset_info
 from energon_lite.extras.inspect.lint import lint_dataset
 from energon_lite.extras.jsonl.jsonl import LineReader, line_index_path
-from energon_lite.extras.lengths.length_index import LengthFunction, measure_lengths
+from energon_lite.extras.lengths.length_index import measure_lengths
 from energon_lite.extras.prepare import prepare_dataset
 from energon_lite.formats.nvmeta import read_info
 from energon_lite.formats.shards import ShardReader
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.testing import check_dataset
 
 from ..helpers import Ranks, metadataset, text_of, text_set
 
@@ -131,16 +130,12 @@ def test_crude_samples_have_energons_fields(tmp_path) -> None:
     assert "json" not in next(bare.build().cursor(Stream(0, 1)))
 
 
-def test_the_content_of_a_file_is_read_without_decoding(tmp_path) -> None:
+def test_the_content_of_a_file_is_read_without_decoding_in_blocks_of_any_size(
+    tmp_path, monkeypatch
+):
     path = lines(tmp_path / "a.jsonl", broken=(4,))
-    found = [part["json"] for part in CrudeJsonlDatasetFactory.iter_dataset_content(path)]
-    assert b"".join(found) == path.read_bytes()
-    assert len(found) == NUM_SAMPLES
-
-
-def test_the_content_is_read_in_blocks_of_any_size(tmp_path, monkeypatch) -> None:
-    path = lines(tmp_path / "a.jsonl")
     whole = list(CrudeJsonlDatasetFactory.iter_dataset_content(path))
+    assert b"".join(part["json"] for part in whole) == path.read_bytes()
     assert len(whole) == NUM_SAMPLES
     monkeypatch.setattr(LineReader, "blocks", partialmethod(ShardReader.blocks, max_bytes=70))
     assert list(CrudeJsonlDatasetFactory.iter_dataset_content(path)) == whole
@@ -153,37 +148,6 @@ def test_data_of_as_many_lines_in_more_bytes_are_other_data(tmp_path) -> None:
     path.write_text(path.read_text() + " \n")
     assert len(load_factory(path)) == NUM_SAMPLES
     assert load_factory(path).data != data
-
-
-def test_a_file_obeys_the_laws(tmp_path) -> None:
-    path = lines(tmp_path / "a.jsonl", broken=(4, 17))
-    for options in ({}, {"training": False}, {"subset": (3, 20)}, {"shuffle_over_epochs": -1}):
-        factory = load_factory(path, **{"worker_config": ONE, **options})
-        repeat = options.get("shuffle_over_epochs") == -1
-        dataset = factory.build(repeat=repeat, shuffle_buffer_size=5)
-        check_dataset(dataset, num_streams=(2,), max_items=16)
-
-
-@pytest.mark.parametrize("sizes", [(1, 2), (2, 3), (3, 1)])
-def test_a_run_resumes_on_other_ranks(tmp_path, sizes) -> None:
-    path = lines(tmp_path / "a.jsonl", broken=(4,))
-    whole = Ranks(making(path), 1, num_streams=6).steps(24)
-    first = Ranks(making(path), sizes[0], num_streams=6)
-    found = first.steps(12 // sizes[0])
-    rest = Ranks(making(path), sizes[1], states=first.save())
-    found |= rest.steps(12 // sizes[1])
-    assert len(found) == 24
-    assert {slot: batch.__restore_key__ for slot, batch in found.items()} == {
-        slot: batch.__restore_key__ for slot, batch in whole.items()
-    }
-
-
-def test_workers_of_any_start_method_read_the_lines(tmp_path) -> None:
-    path = lines(tmp_path / "a.jsonl")
-    expected = Ranks(making(path), 1, num_streams=2).steps(6)
-    for method in ("fork", "spawn"):
-        found = Ranks(making(path), 1, 2, num_streams=2, start_method=method).steps(6)
-        assert {k: v.text for k, v in found.items()} == {k: v.text for k, v in expected.items()}
 
 
 def test_the_same_texts_as_tar_and_as_jsonl_are_the_same_stream(tmp_path) -> None:
@@ -227,41 +191,26 @@ def test_cookers_match_a_file_with_and_without_subflavors(tmp_path) -> None:
     assert val_texts(path, BySubflavor) == EXPECTED
     loud = [text.upper() for text in EXPECTED]
     assert val_texts(path, BySubflavor, subflavors={"loud": True}) == loud
-    node = {"path": str(path), "subflavors": {"loud": True}}
+    node = {"path": str(path), "subflavors": {"loud": True}, "loss_weight": 0.5}
     assert val_texts(metadataset(node), BySubflavor, split_part="train") == loud
-
-
-def test_samples_have_the_loss_weight_of_their_node(tmp_path) -> None:
-    node = {"path": str(lines(tmp_path / "a.jsonl")), "loss_weight": 0.5}
     dataset = making(metadataset(node))(ONE)
     assert next(iter(get_savable_loader(dataset))).__loss_weight__ == [0.5, 0.5]
 
 
 def test_a_metadataset_blends_lines_with_tars_and_takes_subsets(tmp_path) -> None:
     text_set(tmp_path / "tars", 10)
-    lines(tmp_path / "a.jsonl")
-    (tmp_path / "meta.yaml").write_text(
-        json.dumps(
-            metadataset(
-                {
-                    "blend": [
-                        {"path": "tars", "weight": 1},
-                        {"path": "a.jsonl", "weight": 3, "subset": {"range": ["0%", "50%"]}},
-                        {"path": "./a.jsonl", "weight": 2, "subset": {"range": [20, "end"]}},
-                    ]
-                }
-            )
-        )
-    )
+    path = lines(tmp_path / "a.jsonl")
+    first, last = {"subset": {"range": ["0%", "50%"]}}, {"subset": {"range": [20, "end"]}}
+    parts = [{"path": "tars"}, {"path": "a.jsonl", "weight": 3, **first},
+             {"path": "./a.jsonl", "weight": 2, **last}]  # fmt: skip
+    (tmp_path / "meta.yaml").write_text(json.dumps(metadataset({"blend": parts})))
     loader = get_savable_loader(making(tmp_path / "meta.yaml")(ONE))
     for _ in zip(range(60), loader, strict=False):
         pass
     assert sorted(row.samples for row in loader.stats().values()) == [20, 40, 60]
-    node = {"path": str(tmp_path / "a.jsonl"), "subset": {"range": [20, "end"]}}
-    assert val_texts(metadataset(node), split_part="train") == EXPECTED[20:]
-    half = {"path": str(tmp_path / "a.jsonl"), "subset": {"range": ["0%", "50%"]}}
-    assert val_texts(metadataset(half), split_part="train") == EXPECTED[:11]
-    epoch = {"blend_epochized": [{"path": str(tmp_path / "a.jsonl"), "repetitions": 1.5}]}
+    for subset, texts in ((last, EXPECTED[20:]), (first, EXPECTED[:11])):
+        assert val_texts(metadataset({"path": str(path), **subset}), split_part="train") == texts
+    epoch = {"blend_epochized": [{"path": str(path), "repetitions": 1.5}]}
     dataset = making(metadataset(epoch), repeat=False, batch_size=None)(ONE)
     assert len(texts_of(dataset)) == 34
 
@@ -311,16 +260,6 @@ def test_lengths_lie_beside_the_file_and_packs_are_planned_by_them(
     found = first.steps(40)
     found |= Ranks(make, 2, states=first.save()).rest()
     assert {k: v.text for k, v in found.items()} == {k: v.text for k, v in packs.items()}
-
-
-def test_a_function_measures_lines_without_a_cooker(tmp_path) -> None:
-    path = lines(tmp_path / "a.jsonl")
-    (report,) = measure_lengths(path, LengthFunction(number_of_letters), num_workers=0)
-    assert report.totals == {"tokens": sum(map(len, EXPECTED))}
-
-
-def number_of_letters(sample: Any) -> int:
-    return len(sample["json"]["text"])
 
 
 def test_lengths_of_a_file_that_changed_are_refused(tmp_path) -> None:
@@ -376,10 +315,7 @@ def test_of_odd_lines_each_is_read_or_listed(tmp_path, name) -> None:
         log = tmp_path / f"log{is_prepared}"
         loader = get_savable_loader(dataset, skip_log=log, max_skip_rate=1)
         assert [sample.text for sample in loader] == list(map(str, values))
-        listed = (
-            [json.loads(row)["error"] for row in log.read_text().splitlines()] if broken else []
-        )
-        assert len(listed) == len(broken)
+        listed = [json.loads(row)["error"] for row in log.open()] if broken else []
         for error, number in zip(listed, broken, strict=True):
             assert f"a.jsonl, line {number} (blank lines not counted)" in error
 

@@ -65,9 +65,7 @@ LINE = st.sampled_from([
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(LINE, max_size=12), st.booleans(), st.integers(1, 30))
-def test_lines_are_found_as_by_python_in_pieces_of_any_size(
-    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes], ends: bool, size: int
-) -> None:
+def test_lines_are_found_as_by_python_in_pieces_of_any_size(tmp_path_factory, parts, ends, size):
     path = tmp_path_factory.getbasetemp() / "any.jsonl"
     content = b"\n".join(parts) + b"\n" * ends
     path.write_bytes(content)

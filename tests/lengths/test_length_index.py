@@ -249,14 +249,15 @@ measure_lengths(Path(sys.argv[1]), Slow(), num_workers=0)
 """
 
 
-def test_killed_run_resumes_where_it_was(root, monkeypatch) -> None:
+def test_killed_run_resumes_where_it_was_and_a_corrupt_rest_is_measured_again(root, monkeypatch):
+    partial = lengths_path(root, "train", "default").with_suffix(".npy.partial")
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(b"nothing")
+    partial.with_name(partial.name + ".json").write_text("{}")
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(root)],
+        [sys.executable, "-c", KILLED, str(root)], cwd=REPO, capture_output=True, check=False,
         env={**os.environ, "PYTHONPATH": str(REPO)},
-        cwd=REPO,
-        capture_output=True,
-        check=False,
-    )
+    )  # fmt: skip
     assert done.returncode == -signal.SIGKILL, done.stderr
     with pytest.raises(FileNotFoundError, match="energon-lite lengths"):
         read_lengths(root, "train", "default", NUM_SAMPLES, "")
@@ -265,15 +266,6 @@ def test_killed_run_resumes_where_it_was(root, monkeypatch) -> None:
     )
     (report,) = measure_lengths(root, Letters(), num_workers=0)
     assert report.measured == NUM_SAMPLES - 2048
-    assert stored(root) == EXPECTED
-
-
-def test_corrupt_rest_of_a_killed_run_is_measured_again(root, monkeypatch) -> None:
-    partial = lengths_path(root, "train", "default").with_suffix(".npy.partial")
-    partial.parent.mkdir(parents=True)
-    partial.write_bytes(b"nothing")
-    partial.with_name(partial.name + ".json").write_text("{}")
-    measure_lengths(root, Letters(), num_workers=0)
     assert stored(root) == EXPECTED
 
 
@@ -349,9 +341,3 @@ def test_command_names_what_is_wrong_with_the_encoder(root, target, text) -> Non
     done = command(str(root), "--with", target)
     assert done.exit_code == 2
     assert text in " ".join(done.output.replace("│", " ").split())
-
-
-def test_command_of_an_unprepared_folder_is_an_error(tmp_path) -> None:
-    done = command(str(tmp_path), "--with", f"{__name__}:Letters")
-    assert done.exit_code == 1
-    assert "Error:" in done.output

@@ -317,9 +317,7 @@ def sounds(sample: Any) -> int:
 
 
 @pytest.mark.parametrize("is_stored", [False, True])
-def test_recordings_and_their_metadata_are_measured_by_one_function(
-    tmp_path: Path, is_stored: bool
-) -> None:
+def test_recordings_and_their_metadata_are_measured_by_one_function(tmp_path, is_stored):
     pytest.importorskip("av")
     members = []
     for i in range(NUM_SAMPLES):

@@ -106,9 +106,7 @@ PAIRS = [
         ("TextSample", {"text": "txt"}, ""),
     ],
 )
-def test_a_part_of_another_type_than_its_field_is_found(
-    tmp_path: Path, sample_type, field_map, words
-) -> None:
+def test_a_part_of_another_type_than_its_field_is_found(tmp_path, sample_type, field_map, words):
     report = prepared_set(tmp_path, PAIRS, sample_type=sample_type, field_map=field_map)
     assert len(report.warnings) == bool(words)
     assert words in "".join(report.warnings)

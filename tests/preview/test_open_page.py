@@ -35,15 +35,12 @@ def test_the_page_opens_from_a_terminal_or_where_it_is_asked_for(monkeypatch):
 
 def test_samples_are_printed_where_nobody_looks_at_a_page(tmp_path):
     root = str(text_set(tmp_path, 9))
-    printed = CliRunner().invoke(app, ["preview", root], input="y\nn\n")
-    assert printed.exit_code == 0
-    assert "train, sample 1: TextSample" in printed.output
-    assert "sample 2" not in printed.output
-    assert INSTALL in printed.stderr
-    asked = CliRunner().invoke(app, ["preview", root, "--terminal"], input="n\n")
-    assert asked.exit_code == 0
-    assert "train, sample 0: TextSample" in asked.output
-    assert asked.stderr == ""
+    for options, advice in (([], True), (["--terminal"], False)):
+        printed = CliRunner().invoke(app, ["preview", root, *options], input="y\nn\n")
+        assert printed.exit_code == 0
+        assert "train, sample 1: TextSample" in printed.output
+        assert "sample 2" not in printed.output
+        assert (INSTALL in printed.stderr) == advice
 
 
 def test_errors_of_the_data_come_before_the_page(tmp_path):

@@ -63,9 +63,7 @@ def test_page_of_a_thousand_sources_keeps_its_size(tmp_path: Path) -> None:
     assert len(report_html(run_report(stats)).encode()) < 6_000_000
 
 
-def test_page_without_plotly_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_page_without_plotly_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     stats = tmp_path / "stats.jsonl"
     stats.write_text(line(1, 0, ["a"]) + line(1, 1, ["a"]))
     monkeypatch.setitem(sys.modules, "plotly.offline", None)

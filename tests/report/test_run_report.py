@@ -180,9 +180,7 @@ HEADLINES: list[tuple[dict[str, float], float, float | None, tuple[Any, ...], st
 
 
 @pytest.mark.parametrize(("times", "wait", "sec", "place", "words"), HEADLINES)
-def test_headline_names_the_bottleneck_and_what_would_do(
-    times: dict[str, float], wait: float, sec: float | None, place: Any, words: str
-) -> None:
+def test_headline_names_the_bottleneck_and_what_would_do(times, wait, sec, place, words):
     line = headline(times, wait, sec, *place)
     assert re.search(words, line), line
     assert "\n" not in line

@@ -81,9 +81,7 @@ def test_run_that_was_killed_in_mid_line_loses_only_this_line(folder: Path, tmp_
 
 
 @pytest.mark.parametrize("saved_at", [0, 2, 5])
-def test_file_of_a_resumed_run_reads_as_that_of_a_run_without_a_break(
-    saved_at: int, folder: Path, tmp_path: Path
-) -> None:
+def test_file_of_a_resumed_run_reads_as_that_of_a_run_without_a_break(saved_at, folder, tmp_path):
     whole, file = tmp_path / "whole.jsonl", tmp_path / "stats.jsonl"
     run(loader_of(folder), whole, range(1, 10))
     loader = loader_of(folder)
@@ -98,9 +96,7 @@ def test_file_of_a_resumed_run_reads_as_that_of_a_run_without_a_break(
 
 
 @pytest.mark.parametrize("in_one_file", [True, False])
-def test_ranks_are_summed_and_steps_of_some_ranks_left_out(
-    in_one_file: bool, folder: Path, tmp_path: Path
-) -> None:
+def test_ranks_are_summed_and_steps_of_some_ranks_left_out(in_one_file, folder, tmp_path):
     files = [tmp_path / f"stats-{0 if in_one_file else rank}.jsonl" for rank in range(2)]
     loaders = [loader_of(folder, rank, 2) for rank in range(2)]
     for rank, loader in enumerate(loaders):

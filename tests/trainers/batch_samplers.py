@@ -12,7 +12,6 @@ from accelerate import Accelerator, skip_first_batches
 from accelerate.state import AcceleratorState
 from accelerate.utils import DataLoaderConfiguration, set_seed
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
-from transformers import Trainer, TrainingArguments
 
 from energon_lite import (
     MultipackBatchSampler,
@@ -20,6 +19,8 @@ from energon_lite import (
     SplitModalitySampler,
     TokenBudgetBatchSampler,
 )
+
+from .hf import LoaderTrainer, arguments_of
 
 NUM = 400
 LENGTHS = np.clip(np.random.Generator(np.random.Philox(3)).lognormal(4, 1, NUM), 1, 500).astype(int)
@@ -115,21 +116,17 @@ def trainer_case(name: str, *, out: str, resume: bool = False, num_workers: int 
     """Returns the indices of each batch on this rank, in the Trainer of transformers."""
     seen: list[list[int]] = []
 
-    class Recorded(Trainer):
-        def get_train_dataloader(self) -> Any:
-            loader = loader_of(SAMPLERS[name](), num_workers)
-            loader.collate_fn = lambda rows: {"rows": torch.stack(rows)}
-            return self.accelerator.prepare(loader)
-
+    class Recorded(LoaderTrainer):
         def training_step(self, model: Any, inputs: Any, *args: Any, **settings: Any) -> Any:
             seen.append(indices_of(inputs["rows"]))
             return super().training_step(model, inputs, *args, **settings)
 
-    arguments = TrainingArguments(
-        output_dir=out, num_train_epochs=EPOCHS, use_cpu=True, report_to=[], save_steps=7,
-        disable_tqdm=True, logging_strategy="no", save_only_model=False,
-    )  # fmt: skip
-    trainer = Recorded(model=Model(), args=arguments, train_dataset=Rows())
+    loader = loader_of(SAMPLERS[name](), num_workers)
+    loader.collate_fn = lambda rows: {"rows": torch.stack(rows)}
+    arguments = arguments_of(
+        out, num_train_epochs=EPOCHS, save_steps=7, logging_strategy="no", save_only_model=False
+    )
+    trainer = Recorded(loader, model=Model(), args=arguments, train_dataset=Rows())
     trainer.train(resume_from_checkpoint=f"{out}/checkpoint-7" if resume else None)
     return {"steps": seen, "global_step": trainer.state.global_step}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from energon_lite import (
     Batch,
     DefaultTaskEncoder,
-    SavableDataLoader,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
@@ -46,17 +45,13 @@ class Model(nn.Module):
         return {"loss": (self.linear(x) - x.flip(0)).square().mean()}
 
 
-def worker_config(
-    num_workers: int = 0, group: Any = None, num_streams: int = NUM_STREAMS
-) -> WorkerConfig:
+def worker_config(num_workers: int = 0, group: Any = None, num_streams: int = NUM_STREAMS):
     config = WorkerConfig.default_worker_config(num_workers, group)
     config.num_streams = num_streams
     return config
 
 
-def train_loader(
-    folder: Path, config: WorkerConfig | None = None, *, batch_size: int = 2, **settings: Any
-) -> SavableDataLoader[dict[str, Any]]:
+def train_loader(folder, config=None, *, batch_size=2, **settings):
     config = config or worker_config()
     of_loader = {name: settings.pop(name) for name in OF_LOADER if name in settings}
     settings = {"shuffle_buffer_size": 10, "task_encoder": DictEncoder(), **settings}
@@ -64,9 +59,7 @@ def train_loader(
     return get_savable_loader(dataset, **of_loader)
 
 
-def val_loader(
-    folder: Path, config: WorkerConfig | None = None, *, batch_size: int = 2, **settings: Any
-) -> SavableDataLoader[dict[str, Any]]:
+def val_loader(folder, config=None, *, batch_size=2, **settings):
     config = config or worker_config()
     settings = {"split_part": "train", "task_encoder": DictEncoder(), **settings}
     return get_savable_loader(
@@ -83,5 +76,5 @@ def keys_of(batch: dict[str, Any]) -> list[str]:
     return list(batch["keys"])
 
 
-def keys_in(batches: list[list[str]]) -> list[str]:
+def keys_in(batches: Iterable[list[str]]) -> list[str]:
     return [key for keys in batches for key in keys]

@@ -19,9 +19,7 @@ from typing import Any
 TIMEOUT_SEC = 150.0  # a busy machine is slow
 
 
-def run_ranks(
-    world_size: int, function: Callable[..., Any], *args: Any, **kwargs: Any
-) -> list[Any]:
+def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, **kwargs: Any):
     """Runs `function(*args, **kwargs)` in a process for each rank; returns what each returned.
 
     Raises:
@@ -33,10 +31,8 @@ def run_ranks(
     processes = []
     for rank in range(world_size):
         ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(
-            target=_rank_main,
-            args=(theirs, port, rank, world_size, partial(function, *args, **kwargs)),
-        )
+        own = theirs, port, rank, world_size, partial(function, *args, **kwargs)
+        process = context.Process(target=_rank_main, args=own)
         process.start()
         theirs.close()
         pipes[ours] = rank
@@ -65,22 +61,12 @@ def run_ranks(
     return [found[rank] for rank in range(world_size)]
 
 
-def _rank_main(
-    pipe: Connection,
-    port: int,
-    rank: int,
-    world_size: int,
-    function: Callable[[], Any],
-) -> None:
+def _rank_main(pipe, port, rank, world_size, function):
     os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(world_size),
-        LOCAL_WORLD_SIZE=str(world_size),
-        NODE_RANK="0",
-        MASTER_ADDR="127.0.0.1",
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size),
+        LOCAL_WORLD_SIZE=str(world_size), NODE_RANK="0", MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
-    )
+    )  # fmt: skip
     faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # says where a rank hangs
     try:
         pipe.send((None, function()))

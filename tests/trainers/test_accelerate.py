@@ -4,42 +4,35 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from energon_lite import DefaultTaskEncoder, LoaderCallback, Packing, WorkerConfig, stateless
+from energon_lite import LoaderCallback, Packing, WorkerConfig, stateless
 from energon_lite.stages.collect import CollectDataset
 
 from ..helpers import text_set
 from .data import DictEncoder, Model, in_slot_order, keys_in, train_loader, val_loader
+from .hf import LoaderTrainer, arguments_of
 from .ranks import run_ranks
 
 accelerate = pytest.importorskip("accelerate")
-transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.processes
 
 
 def accelerated(
-    folder: Path,
-    state: Path,
-    *,
-    epochs: int = 4,
-    save_at: int = 0,
-    resume: str = "",
-    accumulate: int = 1,
-    num_streams: int = 0,
-    **settings: Any,
-) -> tuple[list[list[str]], list[int], list[bool]]:
+    folder: Path, state: Path, *, epochs: int = 4, save_at: int = 0, resume: str = "",
+    accumulate: int = 1, num_streams: int = 0, **settings: Any,
+) -> tuple[list[list[str]], list[int], list[bool]]:  # fmt: skip
     """Trains as Accelerate's examples do; returns keys, steps of the optimizer, ends seen."""
     warnings.simplefilter("ignore")
     accelerator = accelerate.Accelerator(
-        cpu=True,
-        gradient_accumulation_steps=accumulate,
+        cpu=True, gradient_accumulation_steps=accumulate,
         dataloader_config=accelerate.DataLoaderConfiguration(use_stateful_dataloader=True),
-    )
+    )  # fmt: skip
     config = _config(accelerator, 0)
     config.num_streams = num_streams or config.num_streams
     loader = train_loader(folder, config, **{"repeat": False, **settings})
@@ -79,12 +72,11 @@ def accelerated(
 
 
 def _config(accelerator: Any, num_workers: int) -> Any:
+    ranks = accelerator.num_processes
     return WorkerConfig(
-        rank=accelerator.process_index,
-        world_size=accelerator.num_processes,
-        num_workers=num_workers,
-        num_streams=3 * accelerator.num_processes,
-    )
+        rank=accelerator.process_index, world_size=ranks, num_workers=num_workers,
+        num_streams=3 * ranks,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -120,9 +112,7 @@ def test_gradients_are_accumulated_to_the_end_of_each_epoch(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("settings", [{}, {"repeat": True, "virtual_epoch_length": 15}])
-def test_first_batches_are_skipped_where_no_state_was_saved(
-    settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_first_batches_are_skipped_where_no_state_was_saved(settings, tmp_path):
     folder = text_set(tmp_path / "texts", 30)
     whole, _, _ = run_ranks(1, accelerated, folder, tmp_path, **settings)[0]
     for step in (7, 15, 20):
@@ -130,44 +120,12 @@ def test_first_batches_are_skipped_where_no_state_was_saved(
         assert rest == whole[step:]
 
 
-def placed(folder: Path) -> list[str]:
-    from accelerate.state import PartialState
-
-    accelerator = accelerate.Accelerator(cpu=True)
-    PartialState().device = torch.device("meta")
-    texts = val_loader(folder, task_encoder=DefaultTaskEncoder())
-    loader, texts = accelerator.prepare(train_loader(folder), texts)
-    found = [next(iter(loader))["x"].device.type, next(iter(texts)).text[0]]
-    found.append(str(accelerator.gradient_state.in_dataloader))
-    return found
-
-
-def test_batches_are_put_on_the_accelerators_device(tmp_path: Path) -> None:
-    folder = text_set(tmp_path / "texts", 10)
-    assert run_ranks(1, placed, folder)[0] == ["meta", "text 0 ", "False"]
-
-
-def made_again(folder: Path) -> str:
-    loader = train_loader(folder)
-    again = torch.utils.data.DataLoader(
-        loader.dataset, batch_size=loader.batch_size, collate_fn=loader.collate_fn
-    )
-    with pytest.raises(RuntimeError, match="each rank and worker of it would read all data"):
-        next(iter(again))
-    return "refused"
-
-
-def test_loader_that_is_made_of_the_attributes_of_ours_is_refused(tmp_path: Path) -> None:
-    folder = text_set(tmp_path / "texts", 10)
-    assert run_ranks(1, made_again, folder) == ["refused"]
-
-
-class Trainer(transformers.Trainer):  # type: ignore[misc, name-defined]
+class Trainer(LoaderTrainer):
     """What a user writes: the loaders are handed over."""
 
     def __init__(self, loader: Any, validation: Any, *args: Any, **kwargs: Any) -> None:
-        self.loader, self.validation = loader, validation
-        super().__init__(*args, **kwargs)
+        self.validation = validation
+        super().__init__(loader, *args, **kwargs)
 
     def get_train_dataloader(self) -> Any:
         return self.loader
@@ -179,8 +137,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, name-defined]
 class Prepares(Trainer):
     """The same, as the Trainer itself does it: by Accelerate."""
 
-    def get_train_dataloader(self) -> Any:
-        return self.accelerator.prepare(self.loader)
+    get_train_dataloader = LoaderTrainer.get_train_dataloader
 
 
 class Counting(DictEncoder):
@@ -216,38 +173,25 @@ class Packs(DictEncoder):
 
 
 def hf_train(
-    folder: Path,
-    root: Path,
-    resume: int = 0,
-    kind: type[Trainer] = Trainer,
-    validate: bool = False,
-    saves_loader: bool = False,
-    num_workers: int = 0,
-    num_streams: int = 0,
-    loader: dict[str, Any] | None = None,
-    log: dict[str, Any] | None = None,
-    **settings: Any,
-) -> tuple[list[list[str]], int, Any]:
+    folder: Path, root: Path, resume: int = 0, kind: type[Trainer] = Trainer,
+    validate: bool = False, saves_loader: bool = False, num_workers: int = 0, num_streams: int = 0,
+    loader: dict[str, Any] | None = None, log: dict[str, Any] | None = None, **settings: Any,
+) -> tuple[list[list[str]], int, Any]:  # fmt: skip
     warnings.simplefilter("ignore")
     if validate:
         settings |= {"eval_strategy": "steps", "eval_steps": 10}
-    args = transformers.TrainingArguments(
-        output_dir=str(root), save_strategy="steps", report_to=[], use_cpu=True,
-        disable_tqdm=True,
-        **{"num_train_epochs": 4, "logging_steps": 1000, "save_steps": 10, **settings},
-    )  # fmt: skip
+    defaults = {"num_train_epochs": 4, "logging_steps": 1000, "save_steps": 10}
+    args = arguments_of(root, save_strategy="steps", **{**defaults, **settings})
     model = Model()
-    config = _config(args_place(args), num_workers)
+    place = SimpleNamespace(process_index=args.process_index, num_processes=args.world_size)
+    config = _config(place, num_workers)
     config.num_streams = num_streams or config.num_streams
     batches = train_loader(folder, config, **{"repeat": False, "end": "drop", **(loader or {})})
     trainer = kind(
-        batches,
-        val_loader(folder, config) if validate else None,
-        model,
-        args,
+        batches, val_loader(folder, config) if validate else None, model, args,
         eval_dataset=[0] if validate else None,
         callbacks=[LoaderCallback()] if saves_loader else None,
-    )
+    )  # fmt: skip
     trainer.train(resume_from_checkpoint=str(root / f"checkpoint-{resume}") if resume else None)
     state = trainer.state
     if log is not None:
@@ -256,17 +200,8 @@ def hf_train(
     return model.seen, state.global_step, log or model.validated
 
 
-def args_place(args: Any) -> Any:
-    class Place:
-        process_index, num_processes = args.process_index, args.world_size
-
-    return Place
-
-
 @pytest.mark.parametrize("kind", [Trainer, Prepares])
-def test_trainer_makes_sixty_steps_of_four_passes_and_resumes(
-    kind: type[Trainer], tmp_path: Path
-) -> None:
+def test_trainer_makes_sixty_steps_of_four_passes_and_resumes(kind: type[Trainer], tmp_path: Path):
     folder = text_set(tmp_path / "texts", 30)
     whole, steps, _ = run_ranks(1, hf_train, folder, tmp_path, kind=kind)[0]
     assert (len(whole), steps) == (60, 60)
@@ -297,9 +232,7 @@ def test_trainer_on_two_processes_resumes(validate: bool, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", [Trainer, Prepares])
-def test_callback_resumes_with_other_workers_and_computes_nothing_again(
-    kind: type[Trainer], tmp_path: Path
-) -> None:
+def test_callback_resumes_with_other_workers_and_computes_nothing_again(kind, tmp_path):
     folder = text_set(tmp_path / "texts", 30)
     run = {"saves_loader": True, "kind": kind, "loader": {"task_encoder": Counting()}, "log": {}}
     run["logging_steps"] = 3
@@ -359,9 +292,7 @@ def test_trainer_makes_two_passes_over_streamed_packs(tmp_path: Path) -> None:
     assert rates[-1] < 0.1
 
 
-def test_trainer_that_counts_on_too_long_epochs_resumes_where_it_stood(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trainer_that_counts_on_too_long_epochs_resumes_where_it_stood(tmp_path, monkeypatch):
     folder = text_set(tmp_path / "texts", 300)
     monkeypatch.setattr(CollectDataset, "trial", (0.0, 0.5))
     run = {**PACKED, "saves_loader": True, "save_steps": 1, "num_train_epochs": 3, "log": {}}

@@ -39,9 +39,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, texts: list[str]) -> Any:
     return tokenizer
 
 
-def test_script_of_the_page_trains_on_the_answers_and_resumes(
-    page: list[Block], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_script_of_the_page_trains_on_the_answers_and_resumes(page, monkeypatch, tmp_path):
     from draw_data import write_chats  # type: ignore[import-not-found]
 
     chats = tmp_path / "chats.jsonl"
@@ -108,9 +106,7 @@ def test_template_of_the_page_is_that_of_the_examples(page: list[Block]) -> None
     assert Path("template.jinja").read_text().strip() == CHAT_TEMPLATE.strip()
 
 
-def test_template_without_marks_stops_the_run(
-    page: list[Block], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_template_without_marks_stops_the_run(page: list[Block], monkeypatch: pytest.MonkeyPatch):
     from energon_lite import FatalSampleError
 
     Path("chats.jsonl").write_text(Path("chats.jsonl").read_text() * 10)
@@ -124,9 +120,7 @@ def test_template_without_marks_stops_the_run(
         next(iter(names["get_savable_loader"](names["dataset"])))
 
 
-def test_blend_of_the_page_has_weights_and_a_file_for_validation(
-    page: list[Block], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blend_of_the_page_has_weights_and_a_file_for_validation(page, monkeypatch):
     from draw_data import write_chats
 
     from energon_lite.loss import WeightedLabels

@@ -48,9 +48,7 @@ def run(folder: Path, *command: str) -> str:
     ],
     ids=["accelerate_loop", "sft_hf", "vlm", "lightning_vlm"],
 )  # fmt: skip
-def test_example_resumes(
-    name: str, package: str, options: list[str], claim: str, tmp_path: Path
-) -> None:
+def test_example_resumes(name: str, package: str, options: list[str], claim: str, tmp_path: Path):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed; make trainers has it")
     assert claim in run(tmp_path, str(REPO / "examples" / f"{name}.py"), *options)
@@ -83,9 +81,7 @@ def test_pretraining_runs_under_torchrun_with_the_data_that_it_wrote(tmp_path: P
     assert under_torchrun.startswith("2 ranks: loss")
 
 
-def test_llava_of_the_example_keeps_the_samples_of_a_pack_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_llava_of_the_example_keeps_the_samples_of_a_pack_apart(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(REPO / "examples")

@@ -22,20 +22,10 @@ from energon_lite import (
 )
 
 from ..helpers import text_set
-
-transformers = pytest.importorskip("transformers")
+from .hf import tiny_llama
 
 VOCABULARY = 256
 PLACEHOLDER = 300  # of an image: beyond what the model can predict
-
-
-def tiny_llama(**settings: Any) -> Any:
-    torch.manual_seed(1)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, **settings,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config)
 
 
 class Chat(DefaultTaskEncoder):
@@ -59,18 +49,17 @@ class Chat(DefaultTaskEncoder):
 
 
 @pytest.mark.parametrize("has_labels", [False, True])
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.processes)])
 @pytest.mark.parametrize(
     "settings",
     [{}, {"layout": "thd"}, {"align": 4}, {"overlong": "split", "capacity": 16}],
     ids=["rows", "thd", "aligned", "split"],
 )
 def test_loss_of_llama_counts_the_tokens_that_have_a_weight(
-    tmp_path: Path, settings: dict[str, Any], num_workers: int, has_labels: bool
+    tmp_path: Path, settings: dict[str, Any], has_labels: bool
 ) -> None:
     packing = Packing(**{"capacity": 64, **settings})
     encoder = Chat(packing, has_labels)
-    config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, num_streams=2)
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=2)
     dataset = get_train_dataset(
         text_set(tmp_path / "chat", 40), batch_size=3, task_encoder=encoder, worker_config=config
     )
@@ -94,11 +83,8 @@ def test_streamed_packs_have_the_labels_of_map_style_ones(tmp_path: Path) -> Non
     packing = Packing(capacity=64)
     encoder = Chat(packing, has_labels=False)
     config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1)
-    settings: dict[str, Any] = {
-        "worker_config": config,
-        "repeat": False,
-        "max_samples_per_sequence": None,
-    }
+    settings: dict[str, Any] = {"worker_config": config, "repeat": False}
+    settings["max_samples_per_sequence"] = None
     path = text_set(tmp_path / "chat", 40)
     by_key = {
         sample.__key__: encoder.encode_sample(sample)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import warnings
 from itertools import islice
@@ -10,79 +9,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from energon_lite import DefaultTaskEncoder, WorkerConfig
 
 from ..helpers import text_set
 from .data import Model, in_slot_order, keys_in, train_loader, val_loader
+from .lightning_fit import Module, every_steps, lightning, quiet_trainer
 from .ranks import run_ranks
-
-lightning = pytest.importorskip("lightning")
-
-import torch  # noqa: E402
 
 pytestmark = pytest.mark.processes
 
 
-class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = Model()
-
-    def training_step(self, batch: dict[str, Any], index: int) -> torch.Tensor:
-        return self.model(**batch)["loss"]
-
-    def validation_step(self, batch: dict[str, Any], index: int) -> None:
-        self.model(**batch)
-
-    def predict_step(self, batch: dict[str, Any], index: int) -> list[str]:
-        return batch["keys"]
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-
 def fit(
-    folder: Path,
-    root: Path,
-    *,
-    epochs: int = 4,
-    save_every: int = 20,
-    ckpt: str | None = None,
-    num_workers: int = 0,
-    num_streams: int = 0,
-    validate: dict[str, Any] | None = None,
-    settings: dict[str, Any] | None = None,
-    **trainer_settings: Any,
-) -> tuple[list[list[str]], list[list[str]], int]:
+    folder: Path, root: Path, *, epochs: int = 4, save_every: int = 20, ckpt: str | None = None,
+    num_workers: int = 0, num_streams: int = 0, validate: dict[str, Any] | None = None,
+    settings: dict[str, Any] | None = None, **trainer_settings: Any,
+) -> tuple[list[list[str]], list[list[str]], int]:  # fmt: skip
     """Fits; returns the keys of each step, of each batch of validation, and the steps made."""
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     config = WorkerConfig(
-        rank=rank,
-        world_size=world_size,
-        num_workers=num_workers,
+        rank=rank, world_size=world_size, num_workers=num_workers,
         num_streams=num_streams or 3 * world_size,
-    )
+    )  # fmt: skip
     module = Module()
-    trainer = lightning.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        devices=world_size,
-        strategy="ddp" if world_size > 1 else "auto",
-        default_root_dir=root,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        callbacks=[
-            lightning.pytorch.callbacks.ModelCheckpoint(
-                root, "{step}", every_n_train_steps=save_every, save_top_k=-1
-            )
-        ],
-        **trainer_settings,
-    )
+    trainer = quiet_trainer(
+        max_epochs=epochs, devices=world_size, strategy="ddp" if world_size > 1 else "auto",
+        default_root_dir=root, callbacks=[every_steps(root, save_every)], **trainer_settings,
+    )  # fmt: skip
     loader = train_loader(folder, config, **(settings or {"repeat": False}))
     val = None if validate is None else val_loader(folder, config, **validate)
     trainer.fit(module, loader, val, ckpt_path=ckpt and str(root / ckpt), weights_only=False)
@@ -90,9 +44,7 @@ def fit(
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_four_passes_are_sixty_steps_and_resume_in_mid_epoch(
-    num_workers: int, tmp_path: Path
-) -> None:
+def test_four_passes_are_sixty_steps_and_resume_in_mid_epoch(num_workers: int, tmp_path: Path):
     folder = text_set(tmp_path / "texts", 30)
     run = {"num_workers": num_workers}
     whole, _, steps = run_ranks(1, fit, folder, tmp_path, **run)[0]
@@ -111,9 +63,7 @@ def test_two_processes_resume_as_one(tmp_path: Path) -> None:
     assert [steps for _, _, steps in found] == [60, 60]
     whole = [seen for seen, _, _ in found]
     for epoch in range(4):
-        keys = [
-            key for seen in whole for keys in seen[15 * epoch : 15 * epoch + 15] for key in keys
-        ]
+        keys = keys_in(batch for seen in whole for batch in seen[15 * epoch : 15 * epoch + 15])
         assert sorted(keys) == [f"{n:05d}" for n in range(60)]
     found = run_ranks(2, fit, folder, tmp_path, ckpt="step=20.ckpt")
     assert [seen for seen, _, _ in found] == [seen[20:] for seen in whole]
@@ -206,46 +156,30 @@ def test_fabric_saves_on_two_processes_and_resumes_on_two_and_one(tmp_path: Path
 
 def dataclass_batches(folder: Path) -> list[Any]:
     """Fits on batches as dataclasses; returns them as the steps get them."""
-    warnings.simplefilter("ignore")
     found: list[Any] = []
 
     class OnDataclasses(Module):
         def training_step(self, batch: Any, index: int) -> None:
-            found.append(
-                (type(batch).__name__, batch.__key__, batch.text, batch.loss_weight.tolist())
-            )
+            weights = batch.loss_weight.tolist()
+            found.append((type(batch).__name__, batch.__key__, batch.text, weights))
 
-    trainer = lightning.Trainer(
-        accelerator="cpu", max_steps=3, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
     loader = train_loader(folder, task_encoder=DefaultTaskEncoder())
-    trainer.fit(OnDataclasses(), loader)
+    quiet_trainer(max_steps=3, enable_checkpointing=False).fit(OnDataclasses(), loader)
     return found
 
 
 def predicted(folder: Path) -> list[list[str]]:
-    warnings.simplefilter("ignore")
-    module = Module()
-    trainer = lightning.Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
-    tested = trainer.validate(module, val_loader(folder), verbose=False)
-    assert tested == [{}]
+    module, trainer = Module(), quiet_trainer(enable_checkpointing=False)
+    assert trainer.validate(module, val_loader(folder), verbose=False) == [{}]
     with pytest.raises(Exception, match="SavableDataLoader"):  # it would make another loader
         trainer.predict(module, val_loader(folder))
     return trainer.predict(module, iter(val_loader(folder)))
 
 
-def test_prediction_yields_each_sample_once(tmp_path: Path) -> None:
+def test_prediction_yields_each_sample_once_and_dataclasses_arrive_whole(tmp_path: Path) -> None:
     folder = text_set(tmp_path / "texts", 30)
     found = run_ranks(1, predicted, folder)[0]
     assert sorted(keys_in(found)) == [f"{n:05d}" for n in range(30)]
-
-
-def test_batches_that_are_dataclasses_arrive_whole(tmp_path: Path) -> None:
-    folder = text_set(tmp_path / "texts", 30)
     found = run_ranks(1, dataclass_batches, folder)[0]
     assert [name for name, *_ in found] == ["TextSample"] * 3, found
     assert all(len(keys) == len(texts) == len(weights) == 2 for _, keys, texts, weights in found)

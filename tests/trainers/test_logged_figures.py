@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from itertools import islice
 from pathlib import Path
@@ -18,10 +17,12 @@ from .data import Model, train_loader
 from .ranks import run_ranks
 
 accelerate = pytest.importorskip("accelerate")
-lightning = pytest.importorskip("lightning")
+pytest.importorskip("lightning")
 
 from accelerate.tracking import GeneralTracker  # noqa: E402
 from lightning.pytorch.loggers.logger import Logger  # noqa: E402
+
+from .lightning_fit import Module, every_steps, quiet_trainer  # noqa: E402
 
 pytestmark = pytest.mark.processes
 
@@ -32,18 +33,6 @@ SAMPLES = "data/texts/train/samples"
 def make_loader(folder: Path, num_workers: int) -> Any:
     config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, num_streams=3)
     return train_loader(folder, config, repeat=False)
-
-
-class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = Model()
-
-    def training_step(self, batch: dict[str, Any], index: int) -> torch.Tensor:
-        return self.model(**batch)["loss"]
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1)
 
 
 class Log(Logger):  # type: ignore[misc]
@@ -63,16 +52,10 @@ class Log(Logger):  # type: ignore[misc]
 def fitted(
     folder: Path, root: Path, num_workers: int, ckpt: str | None = None, loader: Any = None
 ) -> tuple[list[list[str]], list[tuple[int, dict[str, float]]]]:
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     module, log = Module(), Log()
-    checkpoints = lightning.pytorch.callbacks.ModelCheckpoint(
-        root, "{step}", every_n_train_steps=8, save_top_k=-1
-    )
-    trainer = lightning.Trainer(
-        max_epochs=2, accelerator="cpu", default_root_dir=root, logger=log, log_every_n_steps=5,
-        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
-        callbacks=[LoaderCallback(root / "stats.jsonl"), checkpoints],
+    trainer = quiet_trainer(
+        max_epochs=2, default_root_dir=root, logger=log, log_every_n_steps=5,
+        callbacks=[LoaderCallback(root / "stats.jsonl"), every_steps(root, 8)],
     )  # fmt: skip
     loader = loader or make_loader(folder, num_workers)
     trainer.fit(module, loader, ckpt_path=ckpt and str(root / ckpt), weights_only=False)
@@ -116,9 +99,7 @@ class Tracker(GeneralTracker):  # type: ignore[misc]
         self.rows[step] = values
 
 
-def accelerated(
-    folder: Path, root: Path, num_workers: int, is_prepared: bool, start: int = 0
-) -> tuple[list[list[str]], dict[int, dict[str, float]]]:
+def accelerated(folder: Path, root: Path, num_workers: int, is_prepared: bool, start: int = 0):
     warnings.simplefilter("ignore")
     tracker = Tracker()
     accelerator = accelerate.Accelerator(cpu=True, log_with=tracker)
@@ -143,9 +124,7 @@ def accelerated(
 
 
 @pytest.mark.parametrize("is_prepared", [True, False])
-def test_accelerate_logs_and_resumes_in_mid_epoch_with_other_workers(
-    is_prepared: bool, tmp_path: Path
-) -> None:
+def test_accelerate_logs_and_resumes_in_mid_epoch_with_other_workers(is_prepared, tmp_path):
     folder = text_set(tmp_path / "texts", 30)
     whole, rows = run_ranks(1, accelerated, folder, tmp_path, 2, is_prepared)[0]
     assert (len(whole), list(rows)) == (15, list(range(1, 16)))

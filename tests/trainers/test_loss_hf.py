@@ -29,21 +29,11 @@ from energon_lite.loss import (
 from ..architecture.doc_blocks import find_blocks
 from ..conftest import REPO
 from ..helpers import text_set
+from .hf import LoaderTrainer, arguments_of, losses_of, tiny_llama, transformers
 from .ranks import run_ranks
-
-transformers = pytest.importorskip("transformers")
 
 WEIGHTS = {"easy": 0.25, "hard": 3.0}
 NUM_STEPS = 3
-
-
-def tiny_llama(attention: str = "sdpa") -> Any:
-    torch.manual_seed(1)
-    config = transformers.LlamaConfig(
-        vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, attn_implementation=attention,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config)
 
 
 class Chat(DefaultTaskEncoder):
@@ -87,9 +77,7 @@ splits:
 """
 
 
-def loader_of(
-    path: Path, encoder: Chat, num_workers: int = 0, rank: int = 0, world_size: int = 1
-) -> Any:
+def loader_of(path: Path, encoder: Chat, num_workers: int = 0, rank: int = 0, world_size: int = 1):
     config = WorkerConfig(rank=rank, world_size=world_size, num_workers=num_workers, num_streams=2)
     return get_savable_loader(
         get_train_dataset(path, batch_size=2, task_encoder=encoder, worker_config=config)
@@ -131,24 +119,18 @@ def trained(
     folder: Path, path: Path, accumulate: int, num_workers: int = 0, world_size: int = 1
 ) -> list[torch.Tensor]:
     """The losses of the Trainer's steps and the parameters afterwards."""
-    arguments = transformers.TrainingArguments(
-        str(folder), max_steps=NUM_STEPS, gradient_accumulation_steps=accumulate, use_cpu=True,
-        learning_rate=0.1, optim="sgd", lr_scheduler_type="constant", max_grad_norm=0,
-        logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True,
+    arguments = arguments_of(
+        folder, max_steps=NUM_STEPS, gradient_accumulation_steps=accumulate, learning_rate=0.1,
+        optim="sgd", lr_scheduler_type="constant", max_grad_norm=0, logging_steps=1,
+        save_strategy="no",
     )  # fmt: skip
-    rank = arguments.process_index
-    loader = loader_of(path, Chat(), num_workers, rank, world_size)
-
-    class Packed(transformers.Trainer):  # type: ignore[misc, name-defined]
-        def get_train_dataloader(self) -> Any:
-            return self.accelerator.prepare(loader)
-
+    loader = loader_of(path, Chat(), num_workers, arguments.process_index, world_size)
     model = tiny_llama()
-    trainer = Packed(model, arguments, compute_loss_func=weighted_causal_lm_loss)
+    trainer = LoaderTrainer(loader, model, arguments, compute_loss_func=weighted_causal_lm_loss)
     trainer.train()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     loader.shutdown()
-    return [torch.tensor(losses), *(p.detach().clone() for p in model.parameters())]
+    parameters = [p.detach().clone() for p in model.parameters()]
+    return [torch.tensor(losses_of(trainer)), *parameters]
 
 
 def assert_equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
@@ -161,9 +143,7 @@ def assert_equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> Non
     ("accumulate", "num_workers"),
     [(1, 0), (4, 0), pytest.param(4, 2, marks=pytest.mark.processes)],
 )
-def test_trainer_weighs_tokens_as_a_loop_by_hand(
-    blend: Path, tmp_path: Path, accumulate: int, num_workers: int
-) -> None:
+def test_trainer_weighs_tokens_as_a_loop_by_hand(blend, tmp_path, accumulate, num_workers):
     found = trained(tmp_path, blend / "blend.yaml", accumulate, num_workers)
     expected = by_hand(blend / "blend.yaml", accumulate)
     assert_equal(found, expected)
@@ -173,9 +153,7 @@ def test_trainer_weighs_tokens_as_a_loop_by_hand(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("accumulate", [1, 4])
-def test_trainer_on_two_ranks_weighs_tokens_as_a_loop_by_hand(
-    blend: Path, tmp_path: Path, accumulate: int
-) -> None:
+def test_trainer_on_two_ranks_weighs_tokens_as_a_loop_by_hand(blend, tmp_path, accumulate):
     ranks = run_ranks(2, trained_on_rank, tmp_path, blend / "blend.yaml", accumulate)
     expected = by_hand(blend / "blend.yaml", accumulate, world_size=2)
     for found in ranks:
@@ -244,9 +222,7 @@ def test_loss_of_labels_without_weights_is_the_models_own(blend: Path) -> None:
 
 
 @pytest.mark.processes
-def test_script_of_the_page_trains(
-    blend: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_script_of_the_page_trains(blend: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     page = (REPO / "docs" / "trainers.md").read_text(encoding="utf-8")
     (script,) = [
         block.code for block in find_blocks(page) if "weighted_causal_lm_loss" in block.code
@@ -255,16 +231,14 @@ def test_script_of_the_page_trains(
     names: dict[str, Any] = {"__name__": __name__}
     with torch.random.fork_rng():
         exec(script.replace('"run",', f'"{tmp_path}", use_cpu=True,'), names)
-    history = [entry["loss"] for entry in names["trainer"].state.log_history if "loss" in entry]
+    history = losses_of(names["trainer"])
     names["train_loader"].shutdown()
     assert len(history) == 4
     assert history[-1] < history[0]
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_boundaries_change_nothing_where_position_ids_are_enough(
-    blend: Path, attention: str
-) -> None:
+def test_boundaries_change_nothing_where_position_ids_are_enough(blend: Path, attention: str):
     model = tiny_llama(attention).eval()
     for inputs in islice(loader_of(blend / "plain.yaml", Chat(None, by_token=False)), 3):
         plain = {name: inputs[name] for name in ("input_ids", "position_ids", "use_cache")}
@@ -280,9 +254,7 @@ def test_evaluation_has_the_weighted_mean(blend: Path, tmp_path: Path) -> None:
         def get_eval_dataloader(self, _: Any = None) -> Any:
             return batches[:1]
 
-    arguments = transformers.TrainingArguments(
-        str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True, prediction_loss_only=True
-    )
+    arguments = arguments_of(tmp_path, prediction_loss_only=True)
     model = tiny_llama()
     trainer = Packed(model, arguments, compute_loss_func=weighted_causal_lm_loss)
     found = trainer.evaluate(eval_dataset=[0])["eval_loss"]

@@ -23,9 +23,8 @@ from energon_lite import (
     stateless,
 )
 
-from ..helpers import text_set
-
 META = torch.device("meta")
+NUM_TEXTS = 24
 
 
 @edataclass
@@ -93,11 +92,6 @@ def loader_of(path: Path, kind: str) -> Any:
     )
 
 
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_set(tmp_path_factory.mktemp("moving") / "texts", 24)
-
-
 @pytest.fixture
 def accelerate() -> Iterator[Any]:
     """Accelerate, whose state does not outlive the test."""
@@ -132,16 +126,8 @@ def assert_on_meta(batch: Any) -> None:
     assert {tensor.device for tensor in found} == {META}
 
 
-@pytest.mark.parametrize("kind", ["sample", "pack", "packs", "rows"])
-def test_plain_loop(texts: Path, kind: str) -> None:
-    for batch in islice(loader_of(texts, kind), 2):
-        assert_on_meta(batch.to("meta"))
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_accelerate(
-    texts: Path, kind: str, accelerate: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_accelerate(texts: Path, kind: str, accelerate: Any, monkeypatch: pytest.MonkeyPatch):
     accelerator = accelerate.Accelerator(cpu=True)
     accelerate.state.PartialState._shared_state["device"] = META
     for batch in islice(accelerator.prepare(loader_of(texts, kind)), 2):
@@ -159,27 +145,20 @@ def test_lightning(texts: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dict", "dict of packs"])  # a Trainer calls model(**batch)
-def test_trainer_of_transformers(
-    texts: Path, tmp_path: Path, kind: str, accelerate: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    transformers = pytest.importorskip("transformers")
+def test_trainer_of_transformers(texts, tmp_path, kind, accelerate, monkeypatch) -> None:
+    pytest.importorskip("transformers")
+    from .hf import LoaderTrainer, arguments_of
 
     class SeenError(Exception):
         pass
 
-    class Moved(transformers.Trainer):  # type: ignore[misc, name-defined]
-        def get_train_dataloader(self) -> Any:
-            return self.accelerator.prepare(loader_of(texts, kind))
-
+    class Moved(LoaderTrainer):
         def training_step(self, model: Any, inputs: Any, *_: Any) -> torch.Tensor:
             assert_on_meta(self._prepare_inputs(inputs))
             raise SeenError  # no model computes there
 
-    arguments = transformers.TrainingArguments(
-        str(tmp_path), max_steps=2, use_cpu=True, report_to=[], save_strategy="no",
-        disable_tqdm=True,
-    )  # fmt: skip
-    trainer = Moved(torch.nn.Linear(1, 1), arguments)
+    arguments = arguments_of(tmp_path, max_steps=2, save_strategy="no")
+    trainer = Moved(loader_of(texts, kind), torch.nn.Linear(1, 1), arguments)
     accelerate.state.PartialState._shared_state["device"] = META
     monkeypatch.setattr(type(arguments), "device", META)
     with pytest.raises(SeenError):

@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, Subset
 
 from energon_lite import MultipackBatchSampler, PackedCollator, PackedRows, Packing
 
-datasets = pytest.importorskip("datasets")
-transformers = pytest.importorskip("transformers")
+from .hf import LoaderTrainer, arguments_of, losses_of, tiny_llama, transformers
 
+datasets = pytest.importorskip("datasets")
 VOCABULARY = 50
 PACKING = Packing(capacity=32)
 
@@ -31,14 +31,8 @@ def dataset() -> Any:
     return datasets.Dataset.from_dict({"input_ids": documents()})
 
 
-def model(attention: str = "sdpa", *, use_cache: bool = True) -> Any:
-    torch.manual_seed(1)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, use_cache=use_cache,
-        attn_implementation=attention,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config).train()
+def model(attention: str = "sdpa") -> Any:
+    return tiny_llama(attention, VOCABULARY, num_key_value_heads=2).train()
 
 
 def loader_of(rows: Any, packing: Packing = PACKING, **settings: Any) -> Any:
@@ -72,9 +66,7 @@ def test_a_dataset_that_reads_batches_at_once_is_read_in_packs(kind: str) -> Non
     [("padded", {}), ("thd", {}), ("padded", {"attention": "mask"})],
     ids=["rows", "thd", "mask"],
 )
-def test_loss_of_packs_is_that_of_their_samples_apart(
-    attention: str, layout: Any, settings: dict[str, Any]
-) -> None:
+def test_loss_of_packs_is_that_of_their_samples_apart(attention, layout, settings):
     found = model(attention)
     packing = Packing(capacity=32, layout=layout)
     with torch.no_grad():
@@ -92,27 +84,22 @@ def test_loss_of_packs_is_that_of_their_samples_apart(
     assert sums[0] == pytest.approx(sums[1], rel=1e-5)
 
 
-def arguments_of(path: Path) -> dict[str, Any]:
-    return {
-        "output_dir": str(path), "num_train_epochs": 2, "use_cpu": True, "report_to": [],
-        "save_strategy": "no", "disable_tqdm": True, "logging_steps": 1, "learning_rate": 1e-2,
-    }  # fmt: skip
+TRAINING: dict[str, Any] = {
+    "num_train_epochs": 2, "save_strategy": "no", "logging_steps": 1, "learning_rate": 1e-2,
+}  # fmt: skip
+
+
+def assert_learns(trainer: Any) -> None:
+    trainer.train()
+    losses = losses_of(trainer)
+    assert len(losses) == trainer.state.global_step == 2 * len(loader_of(dataset()))
+    assert losses[-1] < losses[0]
 
 
 def test_trainer_of_transformers_learns_from_packs(tmp_path: Path) -> None:
-    class Packed(transformers.Trainer):  # type: ignore[misc]
-        def get_train_dataloader(self) -> Any:
-            return self.accelerator.prepare(loader_of(self.train_dataset))
-
-    trainer = Packed(
-        model=model(),
-        args=transformers.TrainingArguments(**arguments_of(tmp_path)),
-        train_dataset=dataset(),
-    )
-    trainer.train()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert len(losses) == trainer.state.global_step == 2 * len(loader_of(dataset()))
-    assert losses[-1] < losses[0]
+    args = arguments_of(tmp_path, **TRAINING)
+    loader = loader_of(dataset())
+    assert_learns(LoaderTrainer(loader, model=model(), args=args, train_dataset=dataset()))
 
 
 def test_sft_trainer_of_trl_learns_from_packs(tmp_path: Path) -> None:
@@ -121,23 +108,17 @@ def test_sft_trainer_of_trl_learns_from_packs(tmp_path: Path) -> None:
     words = {f"w{n}": n for n in range(VOCABULARY)}
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0")),
-        pad_token="w0",
-        eos_token="w1",
-    )
+        pad_token="w0", eos_token="w1",
+    )  # fmt: skip
 
     class Packed(trl.SFTTrainer):  # type: ignore[misc]
         def get_train_dataloader(self) -> Any:
             return self.accelerator.prepare(loader_of(self.train_dataset))
 
-    trainer = Packed(
-        model=model(),
-        args=trl.SFTConfig(
-            **arguments_of(tmp_path), dataset_kwargs={"skip_prepare_dataset": True}, bf16=False
-        ),
-        train_dataset=dataset(),
-        processing_class=tokenizer,
+    args = trl.SFTConfig(
+        str(tmp_path), **TRAINING, use_cpu=True, report_to=[], disable_tqdm=True, bf16=False,
+        dataset_kwargs={"skip_prepare_dataset": True},
+    )  # fmt: skip
+    assert_learns(
+        Packed(model=model(), args=args, train_dataset=dataset(), processing_class=tokenizer)
     )
-    trainer.train()
-    history = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert len(history) == trainer.state.global_step == 2 * len(loader_of(dataset()))
-    assert history[-1]["loss"] < history[0]["loss"]

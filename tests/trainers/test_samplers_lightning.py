@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 
-lightning = pytest.importorskip("lightning")
 pytest.importorskip("accelerate")  # batch_samplers imports it
 pytest.importorskip("transformers")
 
-from .batch_samplers import NUM, SAMPLERS, indices_of, loader_of  # noqa: E402
-from .ranks import run_ranks  # noqa: E402
+from .batch_samplers import NUM, SAMPLERS, indices_of, loader_of
+from .lightning_fit import lightning, quiet_trainer
+from .ranks import run_ranks
 
 EPOCHS = 2
 
@@ -39,15 +38,12 @@ class Module(lightning.LightningModule):  # type: ignore[misc]
 
 def fit(name: str, *, in_hook: bool, **settings: Any) -> Any:
     """Returns the indices of each batch of each epoch on this rank."""
-    warnings.simplefilter("ignore")
     # Before there is a process group; `fit` makes it.
     loader = None if in_hook else loader_of(SAMPLERS[name]())
     module = Module(name)
-    trainer = lightning.Trainer(
-        max_epochs=EPOCHS, accelerator="cpu", devices=2, strategy="ddp", logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        **settings,
-    )  # fmt: skip
+    trainer = quiet_trainer(
+        max_epochs=EPOCHS, devices=2, strategy="ddp", enable_checkpointing=False, **settings
+    )
     try:
         trainer.fit(module, loader)
     except TypeError as error:

@@ -41,9 +41,7 @@ class Optimizers(list[torch.optim.Optimizer]):
         self[0].param_groups[0]["lr"] = state["lr"]
 
 
-def train(
-    folder: Path, root: Path, data_parallel: int, save_at: int, steps: int, mode: str
-) -> tuple[int, list[list[str]]]:
+def train(folder: Path, root: Path, data_parallel: int, save_at: int, steps: int, mode: str):
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
     shape = (data_parallel, dist.get_world_size() // data_parallel)

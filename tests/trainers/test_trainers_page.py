@@ -1,4 +1,4 @@
-"""Blocks of docs/trainers.md that need a trainer, run as they are written."""
+"""Blocks of docs/trainers.md and docs/packing.md that need a trainer or a model, run as written."""
 
 from __future__ import annotations
 
@@ -39,26 +39,10 @@ def make_train_loader() -> Any:
 
 @pytest.mark.processes
 def test_lightning(loaders: dict[str, Any]) -> None:
-    lightning = pytest.importorskip("lightning")
+    pytest.importorskip("lightning")
+    from .lightning_fit import Module, lightning, quiet_trainer
 
-    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = Model()
-
-        def training_step(self, batch: dict[str, Any], index: int) -> torch.Tensor:
-            return self.model(**batch)["loss"]
-
-        def validation_step(self, batch: dict[str, Any], index: int) -> None:
-            self.model(**batch)
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    quiet = functools.partial(
-        lightning.Trainer, accelerator="cpu", devices=1, logger=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0,
-    )  # fmt: skip
+    quiet = functools.partial(quiet_trainer, devices=1)
     saving = lightning.pytorch.callbacks.ModelCheckpoint(
         ".", filename="last", every_n_train_steps=20, save_top_k=-1
     )
@@ -130,3 +114,38 @@ def test_torchtitan_gets_a_loader(loaders: dict[str, Any], tmp_path: Path) -> No
     loader = names["build_dataloader"](2, 1, tokenizer=None)
     assert loader.worker_config.world_size == 2
     assert loader.worker_config.num_streams == 64
+
+
+def test_model_of_the_page_learns_and_keeps_the_samples_of_a_pack_apart(data_folder: Path) -> None:
+    pytest.importorskip("transformers")
+    blocks = find_blocks((REPO / "docs" / "packing.md").read_text(encoding="utf-8"))
+    python = [block.code for block in blocks if block.language == "python"]
+    (training,) = [code for code in python if "LlamaConfig" in code]
+    (mask,) = [code for code in python if "is_causal=True" in code]
+    names: dict[str, Any] = {"__name__": __name__}
+    for code in (python[0], training):
+        exec(code, names)
+    exec(mask.partition("\n\n")[0], names)
+    model, batch = names["model"].eval(), names["batch"]
+    with torch.no_grad():
+        ids = model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False)
+        masked = model(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            attention_mask=names["mask"][:, None],
+        )
+        start, stop = batch.cu_seqlens[1, 1:3].tolist()
+        alone = model(input_ids=batch.input_ids[1:2, start:stop])
+        mean = model(
+            input_ids=batch.input_ids, position_ids=batch.position_ids, labels=batch.labels,
+            use_cache=False,
+        ).loss  # fmt: skip
+        untrained = type(model)(model.config)(input_ids=batch.input_ids, labels=batch.labels).loss
+    is_text = batch.segment_ids > 0
+    torch.testing.assert_close(ids.logits[is_text], masked.logits[is_text])
+    torch.testing.assert_close(ids.logits[1:2, start:stop], alone.logits)
+    losses = torch.nn.functional.cross_entropy(
+        ids.logits[:, :-1].mT, batch.labels[:, 1:], reduction="none"
+    )
+    torch.testing.assert_close(names["weighted_mean"](losses, batch.loss_weights[:, 1:]), mean)
+    assert mean < untrained

@@ -9,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from energon_lite import DefaultTaskEncoder, WorkerConfig, get_train_dataset, stateless
 from energon_lite.extras.transforms import (
     CustomTransform,
     MergeTransform,
@@ -18,9 +17,6 @@ from energon_lite.extras.transforms import (
     TransformMapper,
 )
 from energon_lite.extras.transforms.warp import warp
-from energon_lite.testing import check_dataset
-
-from ..helpers import caption_set
 
 
 def picture(height=12, width=20, channels=3):
@@ -197,24 +193,3 @@ def test_a_matrix_that_cannot_be_inverted_is_refused():
 
     with pytest.raises(ValueError, match="a line or a point"):
         MergeTransform([Flat()])(picture())
-
-
-AUGMENT = MergeTransform([Turn(), Shift(1, 2)])
-
-
-class AugmentingEncoder(DefaultTaskEncoder):
-    @stateless(restore_seeds=True)
-    def encode_sample(self, sample):
-        image = AUGMENT(sample.image)
-        return type(sample).derive_from(sample, image=image, caption=sample.caption)
-
-
-def test_a_hook_that_is_seeded_for_each_sample_resumes_with_the_same_images(tmp_path):
-    path = caption_set(tmp_path, 12)
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-    check_dataset(
-        get_train_dataset(
-            path, batch_size=2, task_encoder=AugmentingEncoder(), worker_config=config
-        ),
-        max_items=8,
-    )

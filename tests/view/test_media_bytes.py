@@ -41,9 +41,9 @@ def test_tensors_and_arrays_have_their_pixels():
 
 
 def test_normalised_pictures_reach_from_black_to_white():
-    for value in (torch.tensor([-2.0, 2.5]), torch.tensor([0.0, 255.0])):
-        pixels = np.asarray(opened(value.reshape(1, 1, 2)))
-        assert pixels.tolist() == [[0, 255]]
+    for value in (torch.tensor([-2.0, 0.25, 2.5]), torch.tensor([0.0, 127.5, 255.0])):
+        pixels = np.asarray(opened(value.reshape(1, 1, 3)))
+        assert pixels.tolist() in ([[0, 127, 255]], [[0, 128, 255]])
     odd = torch.tensor([float("nan"), float("inf"), 0.5]).reshape(1, 1, 3)
     assert np.asarray(opened(odd)).shape == (1, 3)
 

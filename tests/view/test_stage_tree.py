@@ -75,13 +75,11 @@ def test_a_loader_is_the_tree_of_its_stages(folder):
     loader = get_savable_loader(train(blend(folder, 3, 1), MyEncoder(), config=config))
     before = threading.active_count(), active_children()
     assert lines(loader) == [
-        "SavableDataLoader(rank 1 of 2, 2 workers, 4 streams)",
-        "└─ Batch(size 16)",
-        "   └─ encode_sample (MyEncoder)",
-        "      └─ Blend(exact)",
+        "SavableDataLoader(rank 1 of 2, 2 workers, 4 streams)", "└─ Batch(size 16)",
+        "   └─ encode_sample (MyEncoder)", "      └─ Blend(exact)",
         "         ├─ 75.0 %  coco/train  300 samples",
         "         └─ 25.0 %  receipts/train  24 samples",
-    ]
+    ]  # fmt: skip
     assert re.search(r"24 samples, [1-9]\d\.\d KiB$", repr(loader))
     assert (threading.active_count(), active_children()) == before
 
@@ -105,12 +103,10 @@ def test_nothing_is_read_for_a_repr(folder, monkeypatch):
     monkeypatch.setattr(SavableDataset, "__iter__", refuse)
     monkeypatch.setattr(SavableDataset, "__len__", refuse)
     assert lines(dataset)[:5] == [
-        "Epochize(100 items of each rank in a pass)",
-        "└─ Batch(size 2)",
+        "Epochize(100 items of each rank in a pass)", "└─ Batch(size 2)",
         "   └─ Pack(capacity 64 tokens, streaming, packing buffer size 256, overlong error)",
-        "      └─ sample_length (Packs)",
-        "         └─ encode_sample (Packs)",
-    ]
+        "      └─ sample_length (Packs)", "         └─ encode_sample (Packs)",
+    ]  # fmt: skip
 
 
 def test_functions_and_validation_are_named(folder):
@@ -122,12 +118,9 @@ def test_functions_and_validation_are_named(folder):
         worker_config=CONFIG,
     )  # fmt: skip
     assert lines(both) == [
-        "Limit(5 items of each rank in a pass)",
-        "└─ Batch(size 4)",
-        "   └─ Concat",
-        "      ├─ coco/train  300 samples",
-        "      └─ receipts/train  24 samples",
-    ]
+        "Limit(5 items of each rank in a pass)", "└─ Batch(size 4)", "   └─ Concat",
+        "      ├─ coco/train  300 samples", "      └─ receipts/train  24 samples",
+    ]  # fmt: skip
 
 
 def test_shares_over_time_are_said_in_words(folder):

@@ -1,7 +1,8 @@
-"""Megatron-LM's way: an explicit data-parallel group, and a file for each data-parallel rank."""
+"""A file for each data-parallel rank, as Megatron-LM has them; a rank that ends once it saved."""
 
 from __future__ import annotations
 
+import time
 from itertools import islice
 from pathlib import Path
 
@@ -18,7 +19,22 @@ from .ranks import run_ranks
 pytestmark = pytest.mark.processes
 
 
-def train(folder: Path, root: Path, is_resumed: bool) -> tuple[int, list[list[str]]]:
+def save_and_end(folder: Path) -> bool:
+    dist.init_process_group("gloo")
+    loader = train_loader(folder)
+    list(islice(loader, 2))
+    if dist.get_rank() == 1:  # this rank looks late whether the states are there
+        pause = time.sleep
+        time.sleep = lambda _: pause(0.5)  # type: ignore[assignment]
+    return loader.save_state_global() is None
+
+
+def test_rank_that_holds_the_store_may_end_as_soon_as_it_has_saved(tmp_path: Path) -> None:
+    folder = text_set(tmp_path / "texts", 20)
+    assert run_ranks(2, save_and_end, folder) == [False, True]
+
+
+def train_megatron(folder: Path, root: Path, is_resumed: bool) -> tuple[int, list[list[str]]]:
     """Trains with 2 data-parallel ranks of 2 tensor-parallel peers each."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -45,11 +61,11 @@ def train(folder: Path, root: Path, is_resumed: bool) -> tuple[int, list[list[st
 
 def test_peers_get_equal_batches_without_talking_and_each_rank_has_its_file(tmp_path: Path) -> None:
     folder = text_set(tmp_path / "texts", 40)
-    found = run_ranks(4, train, folder, tmp_path, False)
+    found = run_ranks(4, train_megatron, folder, tmp_path, False)
     assert [rank for rank, _ in found] == [0, 0, 1, 1]
     assert found[0] == found[1]
     assert found[2] == found[3]
     keys = [key for batch in in_slot_order([found[0][1], found[2][1]])[:18] for key in batch]
     assert len(set(keys)) > 30  # the two ranks share the data
-    again = run_ranks(4, train, folder, tmp_path, True)
+    again = run_ranks(4, train_megatron, folder, tmp_path, True)
     assert [seen[:5] for _, seen in again] == [seen[7:] for _, seen in found]
