@@ -105,22 +105,6 @@ def test_a_folder_that_leads_out_is_written_to_only_with_follow_links(
         assert content(outside) != before
 
 
-def test_tars_behind_links_and_a_linked_dataset_are_read_and_prepared(
-    root: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "links").mkdir()
-    for number in range(2):
-        name = f"shard-{number:03d}.tar"
-        (tmp_path / "links" / name).symlink_to(root / name)
-    (tmp_path / "data_link").symlink_to(tmp_path / "links")
-    before = content(root)
-    assert prepare_dataset(tmp_path / "data_link", **OPTIONS).samples == 12
-    assert content(root) == before
-    assert sorted(p.name for p in (tmp_path / "links").iterdir() if not p.is_symlink()) == [
-        META, "shard-000.tar.idx", "shard-001.tar.idx",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("shard", ["../b.tar", "/etc/b.tar", "a/../../b.tar", "\0.tar", "\ud800"])
 def test_shards_outside_of_the_dataset_are_refused(root: Path, outside: Path, shard: str) -> None:
     shutil.copy(root / "shard-000.tar", root.parent / "b.tar")
