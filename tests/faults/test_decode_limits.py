@@ -126,6 +126,9 @@ def test_the_error_names_the_size_the_setting_and_the_remedy() -> None:
     assert "12,000 x 12,000 pixels" in str(caught.value)
     assert "SampleDecoder(max_bytes=...) allows 1,610,612,736" in str(caught.value)
 
+    with pytest.raises(DecodingError, match=r"would take .* \(unpacked\).*max_bytes"):
+        SMALL.decode("txt.gz", zeros_gz(8 * MEBIBYTE))
+
 
 def test_a_picture_of_a_hundred_megapixels_is_within_the_default() -> None:
     with pytest.raises(DecodingError, match="broken PNG"):  # only because it is cut off

@@ -137,6 +137,13 @@ def test_a_split_file_of_too_many_names_is_refused_with_its_entry(split: str, te
     assert "[" in str(caught.value)
 
 
+def test_a_split_file_of_too_many_parts_is_refused(texts: Path) -> None:
+    parts = ", ".join(f"p{i}: []" for i in range(1_001))
+    put(texts, ".nv-meta/split.yaml", f"split_parts: {{{parts}}}")
+    with pytest.raises(DatasetFormatError, match="1,001 split parts, where 1,000 are the most"):
+        SplitFile(texts, read_info(texts))
+
+
 def test_many_thousand_excluded_samples_are_read_in_no_time(texts: Path) -> None:
     entries = "\n".join(f"- shard-0000.tar/{i:06d}" for i in range(30_000))
     shards = ", ".join(read_info(texts).shard_counts)

@@ -272,9 +272,10 @@ def test_all_signals_that_came_in_a_block_are_handled_though_one_raises() -> Non
     with ExitStack() as stack:
         for number in numbers:
             stack.enter_context(handling(number, note))
-        with suppress(Late), DeferredSignals(), DeferredSignals():
-            for number in numbers:
-                signal.raise_signal(number)
+        with suppress(Late), DeferredSignals():
+            with DeferredSignals():
+                for number in numbers:
+                    signal.raise_signal(number)
             assert ran == []
     assert sorted(ran) == sorted(numbers)
 
@@ -377,7 +378,9 @@ def test_no_error_of_a_handler_is_taken_for_a_broken_sample(texts, number, monke
                 reached += str(error) == "late"
                 batches = iter(loader)
     assert reached + len(dropped) == rung > number // 30
-    assert len(dropped) <= 1 + rung // 50
+    # Hypothesis measures collections by a callback, if it has run before.
+    own = [args for args in dropped if "gc_callback" not in repr(args.object)]
+    assert len(own) <= 1 + rung // 50
     assert loader.num_skipped == {}
 
 
