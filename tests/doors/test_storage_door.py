@@ -23,7 +23,7 @@ from energon_lite.testing import check_dataset
 from ..architecture.source_tree import REPO
 from ..architecture.test_sizes import code_lines
 from ..helpers import Ranks, metadataset, text_set
-from .memory_folder import MemoryFolder
+from .memory_folder import MemoryFile, MemoryFolder
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0, seed_offset=5)
 
@@ -152,5 +152,9 @@ def test_what_needs_real_files_says_so_and_unknown_schemes_are_refused(data) -> 
     with pytest.raises(FileNotFoundError, match="memory:/sets/c is not a prepared dataset"):
         load_factory("memory://sets/c")
     assert files.entries(local_path("memory://sets")) == ["a/", "b/"]
+    file = MemoryFile(PurePath("x"), b"1234")
+    assert file.read(1, 3) == b"23"
+    with pytest.raises(OSError, match="reading ended at byte 4, before byte 6"):
+        file.read(1, 6)
     with pytest.raises(ValueError, match="'file' is no scheme"):
         files.register("file", MemoryFolder(data))

@@ -102,11 +102,12 @@ class Job:
     Attributes:
         pid: its process, and its session.
         folder: holds its `stderr`, its `report`, and `tmp`, where its temporary files are.
+        args: of the scene.
     """
 
     def __init__(self, server: JobServer, folder: Path, scene: str, args: dict[str, Any]) -> None:
         folder.mkdir(parents=True)
-        self.folder = folder
+        self.folder, self.args = folder, args
         self._server = server
         self._shared_before = shared_memory()
         self._exit_code: int | None = None
@@ -155,7 +156,9 @@ class Job:
     def left(self, *, files: bool = True) -> list[str]:
         """What there is of a job that has ended: processes, shared memory, temporary files."""
         processes = [f"{pid}: {state}" for pid, state in processes_of(self.pid).items()]
+        # torch removes a name just after it has made it; a kill may come between.
         shared = sorted(unused(shared_memory() - self._shared_before))
+        shared = [name for name in shared if files or not name.startswith("torch_")]
         folder = self.folder / "tmp"
         return processes + shared + [str(p) for p in (folder.rglob("*") if files else ())]
 

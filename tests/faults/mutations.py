@@ -19,8 +19,9 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -45,7 +46,7 @@ from energon_lite.extras.prepare import prepare_dataset
 from energon_lite.formats.length_files import read_lengths, write_lengths
 from energon_lite.formats.nvmeta import read_info, write_info
 
-from ..helpers import prepared, text_of
+from ..helpers import metadataset, prepared, text_of
 
 NUM_SAMPLES = 12
 TIMEOUT_SEC = 20
@@ -77,8 +78,7 @@ class Seen:
         self.values[name] = value
 
 
-@dataclass(frozen=True)
-class Scene:
+class Scene(NamedTuple):
     """A kind of file, a dataset that has one, and what is done with it.
 
     Attributes:
@@ -100,29 +100,35 @@ class Scene:
 # ---------------------------------------------------------------------------------------- datasets
 
 
-def texts(folder: Path, tar_format: int = tarfile.USTAR_FORMAT, lead: str = "") -> None:
-    """Two shards of texts; names of PAX have the file's time, as most programs write it."""
-    folder.mkdir(parents=True)
+def write_shard(path: Path, members: dict[str, bytes], form: int = tarfile.USTAR_FORMAT) -> None:
+    """Writes a tar; names of PAX have the file's time, as most programs write it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=form) as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime = len(data), 1700000000.25 if form == tarfile.PAX_FORMAT else 0
+            tar.addfile(info, io.BytesIO(data))
+
+
+def texts(folder: Path, form: int = tarfile.USTAR_FORMAT, lead: str = "") -> None:
+    """Two shards of texts."""
     for shard in range(2):
-        with tarfile.open(folder / f"shard-{shard}.tar", "w", format=tar_format) as tar:
-            for i in range(shard * NUM_SAMPLES // 2, (shard + 1) * NUM_SAMPLES // 2):
-                data = text_of(i).encode() * 20
-                info = tarfile.TarInfo(f"{lead}{i:05d}.txt")
-                info.size, info.mtime = len(data), 1700000000.25
-                tar.addfile(info, io.BytesIO(data))
+        numbers = range(shard * NUM_SAMPLES // 2, (shard + 1) * NUM_SAMPLES // 2)
+        members = {f"{lead}{i:05d}.txt": text_of(i).encode() * 20 for i in numbers}
+        write_shard(folder / f"shard-{shard}.tar", members, form)
     prepared(folder, "TextSample", {"text": "txt"})
 
 
 def with_excludes(folder: Path) -> None:
     texts(folder)
-    config = folder / ".nv-meta/split.yaml"
+    config = folder / SPLIT
     config.write_text(config.read_text().replace("exclude: []", "exclude: [shard-1.tar/00008]"))
 
 
 def with_info_yaml(folder: Path) -> None:
     texts(folder)
     write_info(folder, read_info(folder), also_yaml=True)
-    (folder / ".nv-meta/.info.json").unlink()
+    (folder / INFO).unlink()
 
 
 def parts_of(i: int) -> dict[str, bytes]:
@@ -133,32 +139,22 @@ def parts_of(i: int) -> dict[str, bytes]:
     Image.fromarray(pixels).save(files["jpg"], "JPEG")
     np.savez(files["npz"], x=pixels)
     document = {"number": i, "text": text_of(i), "list": list(range(9))}
-    return {
-        **{name: file.getvalue() for name, file in files.items()},
-        "json": json.dumps(document).encode(),
-        "txt.gz": gzip.compress(text_of(i).encode() * 9, mtime=0),
-    }
+    more = {"json": json.dumps(document).encode(), "txt.gz": gzip.compress(b"text" * 9, mtime=0)}
+    return {**{name: file.getvalue() for name, file in files.items()}, **more}
 
 
 def media(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    with tarfile.open(folder / "shard-0.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
-        for i in range(4):
-            for part, data in parts_of(i).items():
-                info = tarfile.TarInfo(f"{i:05d}.{part}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
+    members = {f"{i:05d}.{part}": data for i in range(4) for part, data in parts_of(i).items()}
+    write_shard(folder / "shard-0.tar", members)
     prepared(folder, "CrudeWebdataset")
 
 
-def metadataset(folder: Path) -> None:
-    texts(folder / "a")
-    texts(folder / "b")
-    (folder / "all.yaml").write_text(
-        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n    blend:\n"
-        "      - path: ./a\n        weight: 3\n      - path: ./b\n        weight: 1.5\n"
-        "        subset: {range: [0, 6]}\n        subflavors: {kind: other}\n"
-    )
+def blend(folder: Path) -> None:
+    for name in "ab":
+        texts(folder / name)
+    other = {"subset": {"range": [0, 6]}, "subflavors": {"kind": "other"}}
+    members = [{"path": "./a", "weight": 3}, {"path": "./b", "weight": 1.5, **other}]
+    (folder / "all.yaml").write_text(json.dumps(metadataset({"blend": members}), indent=1))
 
 
 def lengths(folder: Path) -> None:
@@ -169,9 +165,8 @@ def lengths(folder: Path) -> None:
 def with_state(folder: Path) -> None:
     texts(folder)
     loader = _loader(folder, Seen())
-    iterator = iter(loader)
-    for _ in range(5):
-        next(iterator)
+    for _ in zip(range(5), loader, strict=False):
+        pass
     (folder / "state.json").write_text(json.dumps(loader.save_state_rank(), indent=1))
 
 
@@ -193,37 +188,31 @@ def _loader(folder: Path, seen: Seen) -> Any:
     return get_savable_loader(dataset, max_skip_rate=1)
 
 
-def read(folder: Path) -> Seen:
+def read(folder: Path, state: Any = None) -> Seen:
     seen = Seen()
-    for sample in _loader(folder, seen):
+    loader = _loader(folder, seen)
+    if state is not None:
+        loader.restore_state_rank(state)
+    for sample in loader:
         seen.add(sample.__key__, sample.text)
     return seen
 
 
 def read_media(folder: Path) -> Seen:
     seen = Seen()
-    source = CrudeWebdataset(
-        folder,
-        training=False,
-        worker_config=_config(seen),
-        decoder=SampleDecoder(image_decode="pilrgb"),
-    ).build()
-    for sample in get_savable_loader(source, max_skip_rate=1):
+    decoder = SampleDecoder(image_decode="pilrgb")
+    source = CrudeWebdataset(folder, training=False, worker_config=_config(seen), decoder=decoder)
+    for sample in get_savable_loader(source.build(), max_skip_rate=1):
         for name, value in sample.items():
+            if hasattr(value, "items") and name == "npz":
+                value = sorted((key, np.asarray(x).tolist()) for key, x in value.items())
             if not name.startswith("__"):
-                shown = getattr(value, "tobytes", lambda value=value: canonical_text(value))()
+                shown = value.tobytes() if hasattr(value, "tobytes") else repr(value)
                 seen.add(f"{sample['__key__']}.{name}", shown)
     return seen
 
 
-def canonical_text(value: Any) -> str:
-    """A value as text: arrays of `npz` among them."""
-    if hasattr(value, "items"):
-        return repr(sorted((name, np.asarray(x).tolist()) for name, x in value.items()))
-    return repr(value)
-
-
-def read_metadataset(folder: Path) -> Seen:
+def read_blend(folder: Path) -> Seen:
     seen = Seen()
     dataset = get_val_dataset(
         folder / "all.yaml", split_part="train", worker_config=_config(seen), batch_size=None
@@ -236,7 +225,7 @@ def read_metadataset(folder: Path) -> Seen:
 
 def prepare(folder: Path) -> Seen:
     """Prepares the tars of a folder as if for the first time; reads what it found."""
-    shutil.rmtree(folder / ".nv-meta")
+    shutil.rmtree(folder / META)
     for index in folder.glob("*.idx"):
         index.unlink()
     prepared(folder, "TextSample", {"text": "txt"})
@@ -250,16 +239,11 @@ def read_length_index(folder: Path) -> Seen:
 
 def resume(folder: Path) -> Seen:
     """Goes on from a saved state; text that is no JSON is the user's to notice."""
-    seen = Seen()
     try:
         state = json.loads((folder / "state.json").read_bytes())
     except (ValueError, RecursionError) as error:
         raise StateError(f"{folder}/state.json: {error}") from None
-    loader = _loader(folder, seen)
-    loader.restore_state_rank(state)
-    for sample in loader:
-        seen.add(sample.__key__, sample.text)
-    return seen
+    return read(folder, state)
 
 
 def reindex(folder: Path) -> Seen:
@@ -267,37 +251,29 @@ def reindex(folder: Path) -> Seen:
     return read(folder)
 
 
-LONG = "folder/" + "long/" * 22
-FORMATS = {"ustar": tarfile.USTAR_FORMAT, "GNU": tarfile.GNU_FORMAT, "PAX": tarfile.PAX_FORMAT}
-
-
-def _tars() -> Iterator[Scene]:
-    for name, number in FORMATS.items():
-        for lead, suffix in (("", ""), (LONG, ", long names")):
-
-            def make(folder: Path, number: int = number, lead: str = lead) -> None:
-                texts(folder, number, lead)
-
-            kind = f"tar, {name}{suffix}"
-            yield Scene(kind, make, "shard-1.tar", read, "keys")
-            yield Scene(f"{kind}: prepared", make, "shard-1.tar", prepare, "none")
-
-
 META = ".nv-meta"
+INFO, SPLIT = f"{META}/.info.json", f"{META}/split.yaml"
 LENGTHS = f"{META}/energon_lite/lengths/name/train"
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "GNU": tarfile.GNU_FORMAT, "PAX": tarfile.PAX_FORMAT}
 SCENES = [
-    *_tars(),
+    *(
+        Scene(f"tar, {name}, {lead[:4]} {do.__name__}", make, "shard-1.tar", do, told_by)
+        for name, form in FORMATS.items()
+        for lead in ("", "long/" * 22)
+        for make in [partial(texts, form=form, lead=lead)]
+        for do, told_by in ((read, "keys"), (prepare, "none"))
+    ),
     Scene("tar, media parts", media, "shard-0.tar", read_media, "keys"),
     Scene(".tar.idx", texts, "shard-1.tar.idx", read),
     Scene(".tar.idx, samples of several parts", media, "shard-0.tar.idx", read_media),
-    Scene(".info.json", texts, f"{META}/.info.json", read),
-    Scene(".info.json: indexed again", texts, f"{META}/.info.json", reindex, "none"),
+    Scene(".info.json", texts, INFO, read),
+    Scene(".info.json: indexed again", texts, INFO, reindex, "none"),
     Scene(".info.yaml", with_info_yaml, f"{META}/.info.yaml", read),
-    Scene("split.yaml", with_excludes, f"{META}/split.yaml", read, "none"),
+    Scene("split.yaml", with_excludes, SPLIT, read, "none"),
     Scene("dataset.yaml", texts, f"{META}/dataset.yaml", read, "none"),
     Scene("index.sqlite", with_excludes, f"{META}/index.sqlite", read),
     Scene("index.uuid", texts, f"{META}/index.uuid", read),
-    Scene("metadataset", metadataset, "all.yaml", read_metadataset, "none"),
+    Scene("metadataset", blend, "all.yaml", read_blend, "none"),
     Scene("length index, npy", lengths, f"{LENGTHS}.npy", read_length_index, "none"),
     Scene("length index, json", lengths, f"{LENGTHS}.json", read_length_index),
     Scene("state", with_state, "state.json", resume),
@@ -320,7 +296,10 @@ def damage(data: bytes, rng: random.Random) -> tuple[bytes, str]:
     raw = bytearray(data)
     block = 512 if len(raw) >= 2048 else 8
     at, length = rng.randrange(len(raw)), rng.randrange(1, 65)
-    first, second = (rng.randrange(max(1, len(raw) // block)) * block for _ in range(2))
+    one, other = (
+        slice(start := rng.randrange(max(1, len(raw) // block)) * block, start + block)
+        for _ in range(2)
+    )
     what = rng.choice([
         "bit", "bit", "byte", "byte", "range", "deleted", "inserted", "truncated", "duplicated",
         "zeros", "swapped", "token", "token inserted",
@@ -341,14 +320,12 @@ def damage(data: bytes, rng: random.Random) -> tuple[bytes, str]:
         token = rng.choice(TOKENS)
         raw[at : at + ("inserted" not in what) * len(token)] = token
     elif what == "duplicated":
-        raw[second : second + block] = raw[first : first + block]
+        raw[other] = raw[one]
     elif what == "zeros":
-        raw[first : first + block] = bytes(len(raw[first : first + block]))
-    else:
-        one, other = raw[first : first + block], raw[second : second + block]
-        if len(one) == len(other):
-            raw[first : first + block], raw[second : second + block] = other, one
-    return bytes(raw), f"{what} at byte {at if block > 8 else first} of {len(data)}"
+        raw[one] = bytes(len(raw[one]))
+    elif len(raw[one]) == len(raw[other]):
+        raw[one], raw[other] = raw[other], raw[one]
+    return bytes(raw), f"{what} at byte {at if block > 8 else one.start} of {len(data)}"
 
 
 # --------------------------------------------------------------------------------------- outcomes
@@ -359,13 +336,13 @@ CLEAR = (DatasetFormatError, DecodingError, StateError, FileNotFoundError, Fatal
 @contextmanager
 def logged() -> Iterator[list[str]]:
     """Collects what is logged as a warning or worse."""
-    texts: list[str] = []
+    found: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("energon_lite")
     logger.addHandler(handler)
     try:
-        yield texts
+        yield found
     finally:
         logger.removeHandler(handler)
 
@@ -374,14 +351,15 @@ def logged() -> Iterator[list[str]]:
 def guarded() -> Iterator[None]:
     """Ends what takes too long, or too much memory."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
     before = signal.signal(signal.SIGALRM, _stop)
     signal.setitimer(signal.ITIMER_REAL, TIMEOUT_SEC)
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + _MEMORY_BYTES, hard))
+    most = pages * resource.getpagesize() + _MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_AS, limits)
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
@@ -418,7 +396,6 @@ def _outcome(scene: Scene, folder: Path, expected: Seen) -> tuple[str, str]:
     try:
         with guarded(), logged() as warnings:
             seen = scene.do(folder)
-        seen.warnings += [text for text in warnings if str(folder) in text]
     except Hang:
         return "HANG", ""
     except MemoryError:
@@ -426,17 +403,17 @@ def _outcome(scene: Scene, folder: Path, expected: Seen) -> tuple[str, str]:
     except Exception as error:
         kind = "error" if is_clear(error, folder) else "UNCLEAR"
         return kind, "".join(traceback.format_exception(error))
-    unclear = [error for error in seen.errors if not is_clear(error, folder)]
-    if unclear:
-        return "UNCLEAR", "".join(traceback.format_exception(unclear[0]))
-    return compared(scene, expected, seen), differences(expected, seen)
+    seen.warnings += [text for text in warnings if str(folder) in text]
+    for error in seen.errors:
+        if not is_clear(error, folder):
+            return "UNCLEAR", "".join(traceback.format_exception(error))
+    return compared(scene, expected, seen), f"{expected.values}\nbecame\n{seen}"[:5000]
 
 
 def is_clear(error: BaseException, folder: Path) -> bool:
     """Whether an error is one of ours, or the system's, and names a file."""
-    return isinstance(error, CLEAR) and (
-        isinstance(error, StateError) or str(folder) in describe(error)
-    )
+    is_named = isinstance(error, StateError) or str(folder) in describe(error)
+    return isinstance(error, CLEAR) and is_named
 
 
 def compared(scene: Scene, expected: Seen, seen: Seen) -> str:
@@ -449,7 +426,7 @@ def compared(scene: Scene, expected: Seen, seen: Seen) -> str:
     changed = [name for name in seen.values if seen.values[name] != expected.values.get(name)]
     lost = expected.values.keys() - seen.values
     if scene.told_by == "keys" and not seen.values.keys() - expected.values:
-        is_blind = all(not name.endswith((".png", ".npz", ".txt.gz")) for name in changed)
+        is_blind = not any(name.endswith((".png", ".npz", ".txt.gz")) for name in changed)
         if changed and is_blind and len(lost) <= len(seen.errors):
             return "content"
     if changed or len({name.partition(".")[0] for name in lost}) > len(seen.errors):
@@ -457,34 +434,20 @@ def compared(scene: Scene, expected: Seen, seen: Seen) -> str:
     return "skipped"
 
 
-def differences(expected: Seen, seen: Seen) -> str:
-    names = sorted(seen.values.keys() | expected.values)
-    differing = [n for n in names if seen.values.get(n) != expected.values.get(n)]
-    return (
-        ", ".join(
-            f"{n}: {expected.values.get(n)!r:.80} became {seen.values.get(n)!r:.80}"
-            for n in differing[:3]
-        )
-        + f" ({len(seen.errors)} errors: {[describe(e)[:200] for e in seen.errors[:2]]})"
-    )
+@cache
+def _made(folder: Path, make: Any) -> Path:
+    made = folder / f"{len(list(folder.glob('*')))}" / "set"
+    make(made)
+    return made
 
 
-class Scenes:
-    """The datasets of all scenes, each written once."""
+@cache
+def _expected(folder: Path, number: int) -> Seen:
+    made = _made(folder, SCENES[number].make)
+    return SCENES[number].do(shutil.copytree(made, folder / "copies" / str(number) / "set"))
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._made: dict[Callable[[Path], Any], Path] = {}
-        self._expected: dict[int, Seen] = {}
 
-    def try_one(self, number: int, seed: str, work: Path) -> tuple[str, str]:
-        """Tries the scene of a number, with the damage of a seed."""
-        scene = SCENES[number]
-        made = self._made.get(scene.make)
-        if made is None:
-            made = self._made[scene.make] = self.folder / str(number) / "set"
-            scene.make(made)
-        if number not in self._expected:
-            copy = shutil.copytree(made, self.folder / "copy" / str(number) / "set")
-            self._expected[number] = scene.do(copy)
-        return outcome_of(scene, made, self._expected[number], seed, work)
+def try_one(folder: Path, number: int, seed: str) -> tuple[str, str]:
+    """Tries a scene with the damage of a seed; datasets are made once, in `folder`."""
+    made, expected = _made(folder, SCENES[number].make), _expected(folder, number)
+    return outcome_of(SCENES[number], made, expected, seed, folder / "work")

@@ -31,95 +31,71 @@ from energon_lite import (
 
 from ..helpers import Ranks, SkippingEncoder, ignore, last_slot, number_of
 from .acting import Act, acting, loader_of, without_pid
-from .lazies import read_late as read_late
 
 Report = Callable[[Any], None]
 
 
-def train_until_killed(
+def train(
     report: Report,
     texts: str,
-    start_method: str,
-    num_workers: int,
-    payload: int,
-    state: str,
+    *,
+    num_workers: int = 2,
+    start_method: str = "fork",
+    payload: int = 0,
+    way: str = "train",
+    hook: str = "",
     from_thread: bool = False,
 ) -> None:
-    """Trains for ever; ends by `os._exit` at SIGALRM.
-
-    Args:
-        report: called before the first batch, and after the fourth.
-        texts: the data.
-        start_method: of the worker processes.
-        num_workers: how many there are.
-        payload: bytes of a batch.
-        state: of the workers: "busy"; "blocked", as nobody takes their batches; "sleeping", in a
-            hook; or "computing" there, so that no other thread of theirs runs.
-        from_thread: whether another thread than the main one trains, and starts the workers.
-    """
-    asleep = str(Path(tempfile.gettempdir()).parent / "asleep")
-    act = {"sleeping": Act("sleep", 1000, asleep), "computing": Act("compute", 1e13, asleep)}
-    acts = dict.fromkeys(range(60), act[state]) if state in act else {}
-    loader = loader_of(acting(Path(texts), payload, acts), num_workers, start_method)
-    signal.signal(signal.SIGALRM, lambda *_: os._exit(7))
-    report("starts")
-
-    def train() -> None:
-        for number, _ in enumerate(loader):
-            if number == 3:
-                report("runs")
-                if state == "blocked":
-                    time.sleep(1000)
-
-    if not from_thread:
-        train()
-    else:
-        threading.Thread(target=train, daemon=True).start()
-        time.sleep(1000)
-
-
-def train_and_leave(
-    report: Report,
-    texts: str,
-    start_method: str,
-    num_workers: int,
-    payload: int,
-    way: str,
-    slow: bool = False,
-) -> None:
-    """Trains for some batches, and leaves the loop in one of several ways.
+    """Trains for ever, or for some batches; SIGALRM ends it by `os._exit`.
 
     Args:
         report: called before the first batch, in the body of the fourth, and after the loop.
         texts: the data.
-        start_method: of the worker processes.
         num_workers: how many there are.
+        start_method: of the worker processes.
         payload: bytes of a batch.
-        way: "sys.exit", "raise", "drop" (the loader), "circle" (a loader that only the garbage
-            collector finds), "with", "fall off" (the end of the program), "train" (for ever).
-        slow: whether the hook takes its time for each sample.
+        way: how it leaves the loop: "sys.exit", "raise", "drop" (the loader), "circle" (a loader
+            that only the garbage collector finds), "with", "fall off" (the end of the program),
+            "train" (never), "block" (nobody takes the batches).
+        hook: "slow", for each sample; "sleep" for ever, or "compute" so that no other thread of
+            the worker runs; the first one to do so leaves a file "asleep".
+        from_thread: whether another thread than the main one trains, and starts the workers.
     """
-    acts = {number: Act("sleep", 0.2) for number in range(60) if slow}
+    asleep = str(Path(tempfile.gettempdir()).parent / "asleep")
+    does = {"slow": Act("sleep", 0.2), "sleep": Act("sleep", 1000, asleep),
+            "compute": Act("compute", 1e13, asleep)}  # fmt: skip
+    acts = dict.fromkeys(range(60), does[hook]) if hook else {}
     loader: Any = loader_of(acting(Path(texts), payload, acts), num_workers, start_method)
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(7))
     if way == "circle":
         gc.disable()
         loader.circle = loader
     report("starts")
+    if not from_thread:
+        loop(report, loader, way)
+        if way in ("drop", "circle"):
+            del loader
+        report("ends")
+    else:
+        threading.Thread(target=loop, args=(report, loader, way), daemon=True).start()
+        time.sleep(1000)
+
+
+def loop(report: Report, loader: Any, way: str) -> None:
     for number, batch in enumerate(loader):
         assert not np.any(batch["array"] - batch["slot"] % 256)
         if number == 3:
             report("runs")
+            if way == "block":
+                time.sleep(1000)
+            if way == "sys.exit":
+                sys.exit(5)
+            if way == "raise":
+                raise LookupError("in the loop")
         if number > 3 and way != "train":
             break
-        if number == 3 and way == "sys.exit":
-            sys.exit(5)
-        if number == 3 and way == "raise":
-            raise LookupError("in the loop")
     if way == "with":
         loader.shutdown()
-    elif way in ("drop", "circle"):
-        del loader
-    report("ends")
 
 
 def digest(batch: dict[str, Any]) -> int:

@@ -30,55 +30,21 @@ from energon_lite.storage.braces import MAX_NAMES, expand
 from energon_lite.storage.yaml import dump_yaml, load_yaml, parse_yaml
 
 from ..conftest import examples
+from ..helpers import metadataset
+from .hostile_sets import BRACES, HOSTILE_JSON, HOSTILE_YAML, chain, put_text
 
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
 
 
-def laughs(shape: str, levels: int = 30) -> str:
-    """Lines of aliases that stand for 10 ** levels values."""
-    lines = ["l0: &l0 {lol: lol}" if "<<" in shape else "l0: &l0 [lol]"]
-    for level in range(1, levels):
-        alias = f"*l{level - 1}"
-        lines.append(f"l{level}: &l{level} {shape.replace('*', ', '.join([alias] * 10))}")
-    return "\n".join(lines)
-
-
-HOSTILE_YAML = {
-    "lists": "a: " + "[" * 100_000,
-    "closed lists": "a: " + "[" * 900 + "]" * 900,
-    "maps": "{a: " * 100_000,
-    "dashes": "- " * 100_000,
-    "keys": "? " * 100_000,
-    "indented maps": "\n".join(" " * i + f"k{i}:" for i in range(300)),
-    "laughing lists": laughs("[*]"),
-    "laughing maps": laughs("{x: [*], y: [*]}"),
-    "laughing merges": laughs("{<<: [*]}"),
-    "long text laughs": f"l0: &l0 {'x' * 100_000}\nb: [{', '.join(['*l0'] * 3000)}]",
-    "anchor in itself": "a: &a {b: *a}",
-    "half of a character": '"\\ud800": 1',
-}
-HOSTILE_JSON = {
-    "lists": '{"a": ' + "[" * 100_000,
-    "closed lists": '{"a": ' + "[" * 900 + "]" * 900 + "}",
-    "maps": '{"a": ' * 100_000,
-    "thousands of digits": '{"a": ' + "9" * 5000 + "}",
-    "no number": '{"a": NaN}',
-    "infinite": '{"a": -Infinity}',
-    "half of a character": '{"\\ud800": 1}',
-    "key twice": '{"a": 1, "a": 2}',
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE_YAML)
-def test_a_hostile_yaml_document_is_refused_with_its_line(name: str) -> None:
-    with pytest.raises(DatasetFormatError, match=r"^x\.yaml:[0-9]+: "):
-        parse_yaml(HOSTILE_YAML[name], "x.yaml")
-
-
-@pytest.mark.parametrize("name", HOSTILE_JSON)
-def test_a_hostile_json_document_is_refused_with_its_file(name: str) -> None:
-    with pytest.raises(DatasetFormatError, match=r"^x\.json: "):
-        parse_yaml(HOSTILE_JSON[name], "x.json")
+def test_a_hostile_document_is_refused_with_its_file_and_line() -> None:
+    places = (
+        ("x.yaml", HOSTILE_YAML, r"^x\.yaml:[0-9]+: "),
+        ("x.json", HOSTILE_JSON, r"^x\.json: "),
+    )
+    for name, documents, words in places:
+        for text in documents.values():
+            with pytest.raises(DatasetFormatError, match=words):
+                parse_yaml(text, name)
 
 
 def test_the_deepest_document_is_read_and_one_level_more_is_not() -> None:
@@ -102,12 +68,7 @@ def test_ten_thousand_honest_aliases_are_read() -> None:
 # ---------------------------------------------------------------------------------------- braces
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    ["{000000000..999999999}", "{a,b}" * 40, "{0..9}{0..9}" * 10, "{1..999999999..2}",
-     "{{0..1999999},a,{0..9}}", "{0..99999}" + "x" * 100_000, "{1.." + "9" * 5000 + "}",
-     "{" * 100_000, "{a," * 100_000, "{" * 500 + "}" * 500],
-)  # fmt: skip
+@pytest.mark.parametrize("pattern", BRACES, ids=range(len(BRACES)))
 def test_a_pattern_of_too_many_names_is_refused_before_it_is_expanded(pattern: str) -> None:
     with pytest.raises(ValueError, match=r"expands to|digits|brace"):
         expand(pattern)
@@ -141,15 +102,9 @@ def texts(small_data: Path, tmp_path: Path) -> Path:
 
 
 def put(root: Path, place: str, text: str | bytes) -> Path:
-    path = root / place
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.stem in (".info", "split"):  # of a pair of files, one is read
-        for suffix in (".yaml", ".json"):
-            path.with_suffix(suffix).unlink(missing_ok=True)
     if place.endswith("lengths/x/train.json"):
-        path.with_suffix(".npy").touch()
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return path
+        put_text((root / place).with_suffix(".npy"), "")
+    return put_text(root / place, text)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -182,12 +137,19 @@ def test_a_split_file_of_too_many_names_is_refused_with_its_entry(split: str, te
     assert "[" in str(caught.value)
 
 
-def test_a_hundred_thousand_excluded_samples_are_read_in_no_time(texts: Path) -> None:
-    entries = "\n".join(f"- shard-0000.tar/{i:06d}" for i in range(100_000))
+def test_a_split_file_of_too_many_parts_is_refused(texts: Path) -> None:
+    parts = ", ".join(f"p{i}: []" for i in range(1_001))
+    put(texts, ".nv-meta/split.yaml", f"split_parts: {{{parts}}}")
+    with pytest.raises(DatasetFormatError, match="1,001 split parts, where 1,000 are the most"):
+        SplitFile(texts, read_info(texts))
+
+
+def test_many_thousand_excluded_samples_are_read_in_no_time(texts: Path) -> None:
+    entries = "\n".join(f"- shard-0000.tar/{i:06d}" for i in range(30_000))
     shards = ", ".join(read_info(texts).shard_counts)
     put(texts, ".nv-meta/split.yaml", f"split_parts: {{train: [{shards}]}}\nexclude:\n{entries}")
     part = SplitFile(texts, read_info(texts)).part("train")
-    assert len(part.excluded["shard-0000.tar"]) == 100_000
+    assert len(part.excluded["shard-0000.tar"]) == 30_000
 
 
 def test_files_that_name_one_another_ten_times_are_counted(
@@ -195,15 +157,9 @@ def test_files_that_name_one_another_ten_times_are_counted(
 ) -> None:
     assert read._LARGEST_TREE >= 100_000
     monkeypatch.setattr(read, "_LARGEST_TREE", 5_000)
-    head = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
-    for level in range(12):
-        entries = [{"path": f"{level + 1}.yaml"} for _ in range(10)]
-        value = {**head, "splits": {"train": {"concat": entries}}}
-        (tmp_path / f"{level}.yaml").write_text(dump_yaml(value))
-    last = {**head, "splits": {"train": {"path": "nothing"}}}
-    (tmp_path / "12.yaml").write_text(dump_yaml(last))
+    first = chain(tmp_path, 12, lambda to: {"concat": [{"path": to}] * 10})
     with pytest.raises(DatasetFormatError, match=r"yaml:.*more than 5,000"):
-        read_metadataset(tmp_path / "0.yaml", "train")
+        read_metadataset(first, "train")
 
 
 def test_tags_that_many_datasets_inherit_are_counted(tmp_path: Path) -> None:
@@ -251,7 +207,6 @@ def edited(value: Any, draw: Callable[[Any], Any]) -> Any:
     return draw(WEIRD)
 
 
-HEAD = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "expand_paths": True}
 BLEND = {
     "blend": [
         {"path": ".", "weight": {"schedule": "linear", "points": {"0": 1.0, "10": 2}},
@@ -277,8 +232,8 @@ DOCUMENTS: dict[str, Any] = {
         "parallel_shard_iters": 4, "max_samples_per_sequence": 10, "split_config": "split.yaml",
         "split_part": "train",
     },
-    "meta.yaml": {**HEAD, "splits": {"train": BLEND}},
-    "meta-epochized.yaml": {**HEAD, "splits": {"train": EPOCHIZED}},
+    "meta.yaml": {**metadataset(BLEND), "expand_paths": True},
+    "meta-epochized.yaml": metadataset(EPOCHIZED),
 }  # fmt: skip
 
 

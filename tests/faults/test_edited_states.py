@@ -7,7 +7,8 @@ import gc
 import signal
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from types import FrameType
@@ -27,6 +28,7 @@ from energon_lite.loader.loader import get_savable_loader
 from ..conftest import examples
 from ..helpers import Ranks, signed, through_json, train, validation
 from ..laws.test_laws import CASES, indexed_texts
+from .test_signal_handlers import handling
 
 # Generous: a hang lasts for ever.
 DEADLINE_SEC = 60
@@ -42,13 +44,9 @@ def deadline() -> Iterator[None]:
     def hang(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(f"hangs in {frame}")
 
-    before = signal.signal(signal.SIGALRM, hang)
-    signal.alarm(DEADLINE_SEC)
-    try:
+    with handling(signal.SIGALRM, hang):
+        signal.alarm(DEADLINE_SEC)
         yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -84,14 +82,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def datasets(texts: Path) -> Callable[[int], SavableDataset[Any]]:
     """The datasets of the laws, each made once."""
-    made: dict[int, SavableDataset[Any]] = {}
-
-    def dataset(number: int) -> SavableDataset[Any]:
-        if number not in made:
-            made[number] = ALL_CASES[number](texts)
-        return made[number]
-
-    return dataset
+    return cache(lambda number: ALL_CASES[number](texts))
 
 
 @examples(40)
@@ -119,6 +110,11 @@ RUNS = {
 }
 
 
+def loader_of(texts: Path, kind: str = "endless", world_size: int = 1) -> Any:
+    config = WorkerConfig(rank=0, world_size=world_size, num_workers=0)
+    return get_savable_loader(RUNS[kind](texts)(config), max_skip_rate=1)
+
+
 @pytest.fixture(scope="module")
 def saved(texts: Path) -> dict[str, list[dict[str, Any]]]:
     """The states of two ranks of each kind of run."""
@@ -141,9 +137,9 @@ def test_an_edited_state_of_the_loader_is_refused_or_resumes(
     both = data.draw(st.booleans())  # as somebody would who edits all files
     broken = [edited(s, path, new) if _has(s, path) and (both or not i) else s
               for i, s in enumerate(states)]  # fmt: skip
-    broken = [_signed(state) for state in broken]
-    config = WorkerConfig(rank=0, world_size=world, num_workers=0)
-    loader = get_savable_loader(RUNS[kind](texts)(config), max_skip_rate=1)
+    with suppress(KeyError, TypeError):
+        broken = [signed(state) for state in broken]
+    loader = loader_of(texts, kind, world)
     with deadline():
         try:
             loader.restore_state_global(broken)
@@ -164,13 +160,6 @@ def _has(state: Any, path: tuple[Any, ...]) -> bool:
     return True
 
 
-def _signed(state: Any) -> Any:
-    try:
-        return signed(state)
-    except (KeyError, TypeError):
-        return state
-
-
 @pytest.mark.parametrize(
     ("path", "value"),
     [
@@ -189,8 +178,7 @@ def test_a_forged_number_is_refused_at_once(
 ) -> None:
     broken = [signed(edited(state, path, value)) if _has(state, path[:-1]) else state
               for state in saved["endless"]]  # fmt: skip
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-    loader = get_savable_loader(RUNS["endless"](texts)(config))
+    loader = loader_of(texts)
     gc.collect()
     tracemalloc.start()
     with deadline(), pytest.raises(StateError):
@@ -206,11 +194,8 @@ def test_a_forged_number_is_refused_at_once(
      '{"config": {}, "ranks": [1]}', '{"config": {}, "ranks": 1}', 5, None, b"{}", ["{}"]],
 )  # fmt: skip
 def test_text_that_is_no_state_is_refused(texts: Path, text: Any) -> None:
-    loader = get_savable_loader(
-        RUNS["endless"](texts)(WorkerConfig(rank=0, world_size=1, num_workers=0))
-    )
     with pytest.raises(StateError, match="loader_state"):
-        loader.load_state_dict({STATE_KEY: text})
+        loader_of(texts).load_state_dict({STATE_KEY: text})
 
 
 def test_a_deeply_nested_dict_is_refused(
@@ -220,8 +205,5 @@ def test_a_deeply_nested_dict_is_refused(
     for _ in range(5000):
         deep = [deep]
     states = [{**state, "streams": {"0": deep}} for state in saved["endless"]]
-    loader = get_savable_loader(
-        RUNS["endless"](texts)(WorkerConfig(rank=0, world_size=1, num_workers=0))
-    )
     with pytest.raises(StateError):
-        loader.restore_state_global(states)
+        loader_of(texts).restore_state_global(states)

@@ -17,90 +17,25 @@ from energon_lite.extras.prepare import prepare_dataset
 from energon_lite.formats.tar import MAX_EXTENSION_BYTES, TarError, block_members, iter_tar
 
 from ..conftest import examples
+from .hostile_sets import BAD_HEADERS, header, named, octal, padded
 
 KINDS = [b"0", b"\0", b"L", b"K", b"x", b"g", b"5", b"2", b"7", b"S", b"Z"]
 
 
-def header(name: bytes, size: bytes, kind: bytes = b"0", **more: bytes) -> bytes:
-    """A header with a right checksum, whatever it holds."""
-    raw = bytearray(512)
-    raw[: len(name)] = name
-    raw[124 : 124 + len(size)] = size
-    raw[156:157] = kind
-    raw[257:265] = more.get("magic", b"ustar\00000")
-    raw[148:156] = b" " * 8
-    raw[148:156] = more.get("checksum", b"%06o\0 " % sum(raw))
-    return bytes(raw)
-
-
-def octal(size: int) -> bytes:
-    return b"%011o\0" % size
-
-
-def padded(content: bytes) -> bytes:
-    return content + bytes(-len(content) % 512)
-
-
-def named(content: bytes, kind: bytes) -> bytes:
-    """A member after an extension header."""
-    return (
-        header(b"ext", octal(len(content)), kind) + padded(content) + header(b"a.txt", octal(3))
-        + padded(b"abc")
-    )  # fmt: skip
-
-
-BAD = {
-    "negative octal": header(b"a.txt", b"-0000000512\0"),
-    "plus": header(b"a.txt", b"+0000000003\0"),
-    "underscore": header(b"a.txt", b"000_0000003\0"),
-    "prefixed": header(b"a.txt", b"0o000000003\0"),
-    "decimal": header(b"a.txt", b"00000000009\0"),
-    "digits apart": header(b"a.txt", b"0000 000003\0"),
-    "negative base-256": header(b"a.txt", (-512).to_bytes(12, "big", signed=True)),
-    "base-256 of 2**63": header(b"a.txt", b"\x80" + (1 << 63).to_bytes(11, "big")),
-    "base-256 of 2**90": header(b"a.txt", b"\xbf" + b"\xff" * 11),
-    "beyond the file": header(b"a.txt", b"77777777777\0"),
-    "base-256 beyond the file": header(b"a.txt", b"\x80" + (1 << 62).to_bytes(11, "big")),
-    "checksum": header(b"a.txt", octal(3), checksum=b"000001\0 "),
-    "checksum with a sign": header(b"a.txt", octal(3), checksum=b"-00001\0 "),
-    **{
-        f"{kind} header of {text}": header(b"ext", size, kind.encode()) + bytes(1024)
-        for kind in "LKxg"
-        for text, size in [
-            ("-512 bytes", b"-0000001000\0"),
-            ("-512 bytes, base-256", (-512).to_bytes(12, "big", signed=True)),
-            ("more than the file", b"77777777777\0"),
-            ("2 MiB", octal(2 << 20)),
-        ]
-    },
-    "PAX size=abc": named(b"12 size=abc\n", b"x"),
-    "PAX size=-512": named(b"13 size=-512\n", b"x"),
-    "PAX size of 2**63": named(b"28 size=%d\n" % 2**63, b"x"),
-    "PAX size of digits of another script": named("14 size=٣\n".encode(), b"x"),
-    "PAX size of 5,000 digits": named(b"5011 size=" + b"1" * 5000 + b"\n", b"x"),
-    "PAX record of no length": named(b" path=x.txt\n", b"x"),
-    "PAX record of 5,000 digits": named(b"1" * 5000 + b" path=x.txt\n", b"x"),
-    "PAX record too long": named(b"99 path=x.txt\n", b"x"),
-    "PAX record too short": named(b"9 path=x.txt\n", b"x"),
-    "PAX record without a value": named(b"9 pathx.\n", b"x"),
-    "zero byte in a name": named(b"a\0b.txt\0", b"L"),
-    "zero byte in a PAX name": named(b"16 path=a\0b.txt\n", b"x"),
-    "endless chain": header(b"ext", octal(0), b"g") * 3000,
-}
-
-
-@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("case", BAD_HEADERS)
 def test_header_that_cannot_be_right_is_an_error_with_file_and_byte(
     tmp_path: Path, case: str
 ) -> None:
-    (tmp_path / "a.tar").write_bytes(header(b"0.txt", octal(0)) + BAD[case] + bytes(1 << 20))
+    (tmp_path / "a.tar").write_bytes(
+        header(b"0.txt", octal(0)) + BAD_HEADERS[case] + bytes(3 << 20)
+    )
     with pytest.raises(DatasetFormatError) as caught:
         prepare_dataset(tmp_path, split_ratio="1,0,0", num_workers=0)
     message = str(caught.value)
     assert str(tmp_path / "a.tar") in message
     assert "byte 512" in message or "cut off" in message
     assert "write the tar again" in message
-    buffer = np.frombuffer(padded(BAD[case]), dtype=np.uint8)
+    buffer = np.frombuffer(padded(BAD_HEADERS[case]), dtype=np.uint8)
     (found,) = block_members(buffer, np.array([0]), np.array([len(buffer)]), np.array([512]))
     assert isinstance(found, TarError)
     assert "or its index does not fit it" in str(found)

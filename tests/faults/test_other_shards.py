@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
-import sqlite3
 import tarfile
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from energon_lite.storage.files import warn_once
 
 from ..conftest import write_tar
 from ..helpers import prepared, text_set
+from .hostile_sets import run_script
 
 BROKEN = "shard-001.tar"
 
@@ -64,48 +63,29 @@ def test_shard_with_other_keys_in_the_same_places_is_an_error(copied: Path) -> N
         assert f"run `energon-lite prepare {copied} --tar-index-only`" in error
 
 
-def change(folder: Path, *statements: str) -> None:
-    with closing(sqlite3.connect(folder / ".nv-meta/index.sqlite")) as index, index:
-        for statement in statements:
-            index.execute(statement)
+INDEXES: dict[str, str | None] = {
+    "absent": None,
+    "damaged": "",
+    "of other tables": "DROP TABLE samples",
+    "without the index": "DROP INDEX idx_samples_by_tar_and_idx",
+    "without rows": "DELETE FROM samples WHERE tar_file_id = 1",
+    "with other values": "UPDATE samples SET sample_key = x'00' WHERE tar_file_id = 1 "
+    "AND sample_index = 0",
+}
 
 
-def absent(index: Path) -> None:
-    index.unlink()
-
-
-def damaged(index: Path) -> None:
-    index.write_bytes(b"\0" * 4096 + index.read_bytes()[4096:])
-
-
-def of_other_tables(index: Path) -> None:
-    change(index.parent.parent, "DROP TABLE samples")
-
-
-def without_the_index(index: Path) -> None:
-    change(index.parent.parent, "DROP INDEX idx_samples_by_tar_and_idx")
-
-
-def without_rows(index: Path) -> None:
-    change(index.parent.parent, "DELETE FROM samples WHERE tar_file_id = 1")
-
-
-def with_other_values(index: Path) -> None:
-    change(
-        index.parent.parent,
-        "UPDATE samples SET sample_key = x'00' WHERE tar_file_id = 1 AND sample_index = 0",
-    )
-
-
-@pytest.mark.parametrize(
-    "case",
-    [absent, damaged, of_other_tables, without_the_index, without_rows, with_other_values],
-)
-def test_index_is_not_needed_for_reading(copied: Path, case: Any, caplog: Any) -> None:
-    case(copied / ".nv-meta/index.sqlite")
+@pytest.mark.parametrize("case", INDEXES)
+def test_index_is_not_needed_for_reading(copied: Path, case: str, caplog: Any) -> None:
+    index, statement = copied / ".nv-meta/index.sqlite", INDEXES[case]
+    if statement is None:
+        index.unlink()
+    elif statement:
+        run_script(index, statement)
+    else:
+        index.write_bytes(b"\0" * 4096 + index.read_bytes()[4096:])
     assert read(copied) == (keys(range(30)), [])
     warnings = [record for record in caplog.records if "not compared" in record.getMessage()]
-    assert len(warnings) == (case in (damaged, with_other_values))
+    assert len(warnings) == (case in ("damaged", "with other values"))
     for warning in warnings:
         assert f"run `energon-lite prepare {copied} --tar-index-only`" in warning.getMessage()
 
@@ -135,7 +115,7 @@ def test_first_members_that_are_no_part_of_a_sample_are_passed_over(tmp_path: Pa
             tar.addfile(info, io.BytesIO(bytes(size)))
     prepared(folder, "TextSample", {"text": "txt"})
     assert read(folder) == (["0"], [])
-    change(folder, "UPDATE samples SET sample_key = '1'")
+    run_script(folder / ".nv-meta/index.sqlite", "UPDATE samples SET sample_key = '1'")
     found, errors = read(folder)
     assert found == []
     assert "sample 0 has the key '0', where index.sqlite has '1'" in errors[0]
@@ -146,6 +126,13 @@ def test_index_that_assigns_a_part_to_another_sample_is_an_error(tmp_path: Path)
     members = [(f"{i}.{part}", b"text") for i in range(4) for part in ("a.txt", "b.txt")]
     write_tar(tmp_path / "set/a.tar", members)
     folder = prepared(tmp_path / "set", "CrudeWebdataset")
+    reader = ShardReader(folder, ["a.tar"], [4], [0])
+    # An index that lacks a sample is compared with nothing.
+    index, other = folder / ".nv-meta/index.sqlite", tmp_path / "index.sqlite"
+    shutil.copy(index, other)
+    run_script(index, "DELETE FROM samples WHERE sample_index = 2")
+    assert len(reader.read(np.array([3])).members[0]) == 2
+    shutil.copy(other, index)
     offsets = np.fromfile(folder / "a.tar.idx", dtype="<u8")
     offsets[2] += 1024
     offsets.tofile(folder / "a.tar.idx")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import shutil
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,7 @@ from energon_lite.sources.dataset_config import load_factory
 
 from ..conftest import examples
 from ..helpers import text_set
-
-ENDLESS = "WITH RECURSIVE r(i) AS (VALUES(1) UNION ALL SELECT i + 1 FROM r) SELECT "
+from .hostile_sets import ENDLESS, PLANTED, run_script
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +45,6 @@ def use(root: Path) -> list[Any]:
         found.append(index.shard_rows(1))
     found.append(has_whole_sample(root / META / INDEX_SQLITE, [["txt"], ["txt", "jpg"]]))
     return found
-
-
-def change(path: Path, script: str) -> None:
-    with sqlite3.connect(path) as connection:
-        connection.executescript(script)
-    connection.close()
 
 
 def test_without_damage_all_is_read(root: Path) -> None:
@@ -82,31 +74,10 @@ def test_any_corruption_returns_values_or_an_error_with_file_and_remedy(
     assert "no path" not in text
 
 
-PLANTED = {
-    "endless view": "DROP TABLE samples; CREATE VIEW samples AS " + ENDLESS
-    + "0 AS tar_file_id, i || '' AS sample_key, i AS sample_index, 0 AS byte_offset, "
-    "1 AS byte_size FROM r",
-    "view in other case": "DROP TABLE samples; CREATE VIEW SAMPLES AS SELECT 1 AS tar_file_id",
-    "computed column": "DROP TABLE sample_parts; CREATE TABLE sample_parts (tar_file_id, "
-    "sample_index, content_byte_offset, content_byte_size, part_name AS (hex(zeroblob(9))))",
-    "virtual table": "DROP TABLE samples; CREATE VIRTUAL TABLE samples USING fts5("
-    "tar_file_id, sample_key, sample_index, byte_offset, byte_size)",
-    "other columns": "DROP TABLE samples; CREATE TABLE samples (sample_key TEXT)",
-    "text for numbers": "UPDATE samples SET tar_file_id = 'x', byte_offset = 'y'; "
-    "UPDATE sample_parts SET content_byte_size = 'z', content_byte_offset = 'z'",
-    "missing values": "UPDATE samples SET byte_offset = NULL; "
-    "UPDATE sample_parts SET part_name = NULL",
-    "bytes for text": "UPDATE samples SET sample_key = CAST(sample_key AS BLOB); "
-    "UPDATE sample_parts SET part_name = x'ff'",
-    "no UTF-8": "UPDATE samples SET sample_key = CAST(x'ff' AS TEXT) WHERE sample_key = '00033'",
-    "sums that overflow": "UPDATE sample_parts SET content_byte_size = 9223372036854775807",
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("script", PLANTED.values(), ids=PLANTED)
 def test_planted_tables_are_refused(root: Path, script: str) -> None:
     path = root / META / INDEX_SQLITE
-    change(path, script)
+    run_script(path, script)
     with pytest.raises(DatasetFormatError, match=r"index\.sqlite: .*prepare"):
         use(root)
     for problem in lint_dataset(root, num_workers=0).errors:
@@ -115,7 +86,7 @@ def test_planted_tables_are_refused(root: Path, script: str) -> None:
 
 def test_a_table_that_is_its_own_child_ends(root: Path) -> None:
     path = root / META / INDEX_SQLITE
-    change(path, "DROP TABLE samples; CREATE TABLE samples (tar_file_id, sample_key, "
+    run_script(path, "DROP TABLE samples; CREATE TABLE samples (tar_file_id, sample_key, "
            "sample_index, byte_offset, byte_size); INSERT INTO samples " + ENDLESS
            + "0, i || '', i, 0, 1 FROM r LIMIT 5000")  # fmt: skip
     with sqlite3.connect(path) as connection:
@@ -143,7 +114,7 @@ def test_a_query_without_an_end_is_stopped(root: Path) -> None:
 
 
 def test_an_index_of_a_sample_beyond_its_shard_excludes_no_other(root: Path) -> None:
-    change(
+    run_script(
         root / META / INDEX_SQLITE,
         "UPDATE samples SET sample_index = 31 WHERE sample_key = '00003'",
     )
@@ -163,49 +134,31 @@ def kept_rows(root: Path, folder: Path) -> tuple[Shard, Path]:
     return shard, rows_path(folder, shard.name)
 
 
-def change_rows(change: Callable[[sqlite3.Connection], object]) -> Callable[[Path], None]:
-    def damage(rows: Path) -> None:
-        with sqlite3.connect(rows) as connection:
-            change(connection)
-        connection.close()
-
-    return damage
-
-
-def change_record(change: Callable[[list[bytes]], list[bytes]]) -> Callable[[Path], None]:
-    def damage(rows: Path) -> None:
-        record = rows.with_suffix(".json")
-        record.write_bytes(b"\n".join(change(record.read_bytes().split(b"\n"))))
-
-    return damage
-
-
-DAMAGES = {
-    "no rows": change_rows(lambda c: c.execute("DELETE FROM shard_samples")),
-    "one row less": change_rows(
-        lambda c: c.execute("DELETE FROM shard_samples WHERE sample_index = 4")
-    ),
-    "text": change_rows(lambda c: c.execute("UPDATE shard_samples SET byte_offset = 'x'")),
-    "beyond": change_rows(lambda c: c.execute("UPDATE shard_samples SET byte_size = 1 << 50")),
-    "no table": change_rows(lambda c: c.execute("DROP TABLE shard_parts")),
-    "cut": lambda rows: rows.write_bytes(rows.read_bytes()[:-40]),
-    "file is gone": Path.unlink,
-    "empty record": change_record(lambda lines: []),
-    "cut record": change_record(lambda lines: lines[:1]),
-    "no JSON": change_record(lambda lines: [lines[0], b"[1, 2", *lines[2:]]),
-    "other format": change_record(lambda lines: [lines[0].replace(b"[5,", b"[4,"), *lines[1:]]),
-    "not UTF-8": change_record(lambda lines: [b"\xff", *lines[1:]]),
+SCRIPTS = {
+    "empty rows": "DELETE FROM shard_samples",
+    "one row less": "DELETE FROM shard_samples WHERE sample_index = 4",
+    "text": "UPDATE shard_samples SET byte_offset = 'x'",
+    "beyond": "UPDATE shard_samples SET byte_size = 1 << 50",
+    "no table": "DROP TABLE shard_parts",
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize(
+    "damage", [*SCRIPTS, "cut", "no rows file", "cut record", "no UTF-8 in the record"]
+)
 def test_corrupt_rows_of_an_earlier_run_are_written_again(
-    root: Path, tmp_path: Path, damage: Callable[[Path], object]
+    root: Path, tmp_path: Path, damage: str
 ) -> None:
     shard, rows = kept_rows(root, tmp_path)
     right = read_offsets(rows)
     assert index_shard((shard, tmp_path)).is_resumed
-    damage(rows)
+    if damage in SCRIPTS:
+        run_script(rows, SCRIPTS[damage])
+    elif damage == "no rows":
+        rows.unlink()
+    else:
+        path = rows.with_suffix(".json") if "record" in damage else rows
+        path.write_bytes(b"\xff" * ("UTF" in damage) + path.read_bytes()[:-40])
     result = index_shard((shard, tmp_path))
     assert not result.is_resumed
     assert result.samples == 30

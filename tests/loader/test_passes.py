@@ -360,6 +360,9 @@ def test_length_of_single_samples_and_of_an_endless_run_is_an_epoch(texts) -> No
     assert len(loader_from(train(texts, batch_size=4))) == 10
     dataset = train(texts, batch_size=4)(WorkerConfig(rank=0, world_size=2, num_workers=0))
     assert len(dataset) == 5
+    # 14 batches of all streams are as many steps on each of four ranks, rounded up.
+    dataset = train(texts, batch_size=3)(WorkerConfig(rank=3, world_size=4, num_workers=0))
+    assert len(dataset) == 4
 
 
 def test_dropped_last_batches_leave_the_rest_as_it_is(texts) -> None:

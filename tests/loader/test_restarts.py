@@ -12,16 +12,14 @@ import signal
 import subprocess
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite import (
-    DefaultTaskEncoder,
-    stateless,
-)
+from energon_lite import DefaultTaskEncoder, get_train_dataset, stateless
 from energon_lite.loader.workers import executor, process_executor, worker_pool
 
 from ..conftest import examples
@@ -63,6 +61,37 @@ def test_killed_workers_change_no_batch_and_no_count(
             time.sleep(pause_ms / 1000)
             kill(run, kills[step])
     assert_same(counts_of(run), counts_of(whole))
+
+
+class Counting(DefaultTaskEncoder):
+    """Counts the samples that it encodes, in a file."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file = file
+
+    def encode_sample(self, sample: Any) -> Any:
+        with self.file.open("a") as file:
+            file.write("x")
+        return sample
+
+
+def test_worker_that_replaces_another_begins_where_that_one_stood(texts, tmp_path) -> None:
+    count = tmp_path / "count"
+    encoder = Counting(count)
+
+    def make(config: Any) -> Any:
+        return get_train_dataset(
+            texts, worker_config=config, batch_size=1, task_encoder=encoder,
+            shuffle_buffer_size=None,
+        )  # fmt: skip
+
+    run = Ranks(make, 1, 1, restart_workers=1)
+    run.steps(100)
+    kill(run, {0})
+    run.steps(10)
+    run.loaders[0].shutdown()
+    assert 110 <= len(count.read_text()) <= 140
 
 
 @examples(3)

@@ -35,7 +35,7 @@ from energon_lite import (
 from energon_lite.loader.workers import deferred_signals, worker_pool
 from energon_lite.loader.workers.arena import Arena
 
-from ..helpers import Ranks, assert_same, is_true_in_fork, through_json, train
+from ..helpers import Ranks, assert_same, is_true_in_fork, through_json, train, validation
 from .workers import workers_of
 
 pytestmark = pytest.mark.processes
@@ -199,6 +199,16 @@ def test_batches_are_pinned_ahead_where_there_is_a_gpu(texts, monkeypatch) -> No
     assert all(name.startswith("pinning") for name in threads)
     run.iterators = [iter(run.loaders[0])]
     assert len(run.steps(2)) == 2
+    run.loaders[0].shutdown()
+    # What was received ahead in a pass that is broken off is in no other pass.
+    make = validation(texts, "skipping")
+    whole = Ranks(make, 1, num_streams=3).rest()
+    run = Ranks(make, 1, 3)
+    run.steps(1)
+    time.sleep(0.3)  # so that the next one but one is ready
+    run.steps(1)
+    run.iterators = [iter(run.loaders[0])]
+    assert_same(run.rest(), whole)
     run.loaders[0].shutdown()
     assert not any(t.name.startswith("pinning") and t.is_alive() for t in pinned_threads())
 

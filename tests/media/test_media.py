@@ -230,6 +230,7 @@ def test_a_folder_of_files_gets_an_index_of_nothing_but_metadata(folder, num_wor
     assert [key for key, _, _ in rows(folder, "media_metadata")] == ["a/b/x.png", "y.JPG"]
     (folder / "y.JPG").unlink()
     assert prepare_filesystem_dataset(folder, BY_HEADER, progress=False) == 2
+    assert "1 media files cannot be read" in prepare_media(folder, BY_HEADER).warnings[0]
     assert [key for key, _, _ in rows(folder, "media_metadata")] == ["a/b/x.png", "z.txt"]
 
 

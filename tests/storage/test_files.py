@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.storage.files import new_file, open_bytes, read_file, write_atomically
+from energon_lite.storage.files import (
+    can_read,
+    is_there,
+    new_file,
+    open_bytes,
+    read_file,
+    write_atomically,
+)
+from energon_lite.storage.local_paths import local_text
 
 
 def test_a_named_pipe_a_folder_and_a_device_are_refused_at_once(tmp_path: Path) -> None:
@@ -17,6 +25,18 @@ def test_a_named_pipe_a_folder_and_a_device_are_refused_at_once(tmp_path: Path) 
             open_bytes(path)
     with pytest.raises(DatasetFormatError, match="link is a device"):
         read_file(tmp_path / "link")
+
+
+def test_names_that_no_file_can_have_are_not_there(tmp_path: Path, monkeypatch) -> None:
+    assert not is_there(tmp_path / ("x" * 5000))
+    assert not is_there(tmp_path / "a\0b")
+    (tmp_path / "empty").touch()
+    assert not can_read(tmp_path / "empty")
+    monkeypatch.chdir(tmp_path)
+    Path("ab:").mkdir()
+    assert local_text("ab:/") == "ab:/"
+    with pytest.raises(ValueError, match="is remote"):
+        local_text("s3:/bucket/x")
 
 
 def test_a_file_longer_than_it_may_be_is_not_read(tmp_path: Path) -> None:

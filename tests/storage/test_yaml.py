@@ -16,6 +16,7 @@ SCALARS = [
     (".inf", ".inf"), ("inf", "inf"), ("-infinity", "-infinity"), (".nan", ".nan"), ("nan", "nan"),
     ("1e3", 1000.0), ("1E-3", 0.001), (".5", 0.5), ("1.", 1.0), ("1_0.5", 10.5),
     ("'5'", "5"), ('"yes"', "yes"), ("''", ""), ("!!str 5", 5), ("5 # five", 5),
+    ("9" * 2000, "9" * 2000),
 ]  # fmt: skip
 
 
@@ -60,6 +61,7 @@ def test_anchors_aliases_and_merge_keys_are_resolved():
         ("a: &x [*x]\n", "x.yaml:1: an alias lies inside"),
         ("? [1]\n: 2\n", "x.yaml:1: a key must be a word"),
         ("a: *nothing\n", "x.yaml:1: no valid YAML"),
+        ("a: \ud800\n", "x.yaml: no valid YAML"),
         ("<<: 5\n", "x.yaml:1: '<<' merges mappings only"),
     ],
 )
