@@ -184,7 +184,7 @@ class ReadCursor(Cursor[T]):
         """Passes over the references up to `stop`, and returns their restore keys."""
         at, self._at = self._at, stop
         self._num_asked -= stop - at
-        draws = self.order.draws(stop - at)
+        draws = self.order.draws(stop - at, self._context)
         self.order.pass_over(stop - at)
         own, costs = slice(at, stop), self._context.costs
         names, seconds = self._names[own], part.sec_per_row

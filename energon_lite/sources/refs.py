@@ -14,7 +14,7 @@ import numpy as np
 
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.state import Snapshot
-from energon_lite.core.stream_context import context_or
+from energon_lite.core.stream_context import StreamContext
 from energon_lite.core.topology import Stream
 
 # Positions that are looked up at once, as fewer cost nearly as much: few at first, then four times
@@ -70,9 +70,9 @@ class RefOrder(ABC):
     def pass_over(self, n: int) -> None:
         """Advances by `n` references, at most as many as `ahead` returned."""
 
-    def draws(self, n: int) -> Sequence[int]:
+    def draws(self, n: int, context: StreamContext) -> Sequence[int]:
         """Numbers the draws of the next `n` references, over all sources of the pipeline."""
-        context, step = context_or(self.stream), self.stream.num_streams
+        step = self.stream.num_streams
         first = context.sample_index
         context.sample_index = stop = first + n * step
         return range(first, stop, step)

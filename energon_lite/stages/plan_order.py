@@ -144,7 +144,7 @@ class _OrderCursor(Cursor[RestoreKey]):
         num = len(refs.sources)
         if not num:
             raise StopIteration
-        drawn = DrawnRefs(*refs, np.array(self.order.draws(num)))
+        drawn = DrawnRefs(*refs, np.array(self.order.draws(num, current_context())))
         keys = keys_of(drawn, self.names)
         self.key = keys[-1]
         return keys, keys
@@ -226,7 +226,7 @@ class _PlannedRefs(RefOrder):
     def ahead(self, n: int) -> Refs:
         return Refs(*(column[self._next : self._next + n] for column in self._refs))
 
-    def draws(self, n: int) -> Sequence[int]:
+    def draws(self, n: int, context: StreamContext) -> Sequence[int]:
         draws: list[int] = self._draws[self._next : self._next + n]
         return draws
 

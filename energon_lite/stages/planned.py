@@ -270,7 +270,7 @@ class PlanCursor(Cursor[list[Any]]):
     def take(self, n: int) -> tuple[list[list[Any]] | Columns, list[RestoreKey]]:
         """Returns the samples of some of the next lists, which are read together, and their keys.
 
-        A list of which all samples failed is left out; where streams share the plan, another list
+        A list of which all samples failed is omitted; where streams share the plan, another list
         of its group takes its place. Hooks that draw do so in the order of the lists.
         """
         window, first = self._with_lists(), self._emitted

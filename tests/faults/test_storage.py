@@ -386,7 +386,7 @@ def test_a_shard_replaced_by_another_one_is_named_and_not_read(
     expected = keys_in(loader_of(sound))
     loader = loader_of(copied)
     iterator = iter(loader)
-    found = keys_in([next(iterator) for _ in range(60)])  # all shards are open
+    found = keys_in([next(iterator) for _ in range(30)])  # all shards are open
     other = text_set(tmp_path / "other", NUM_SHARDS * PER_SHARD, NUM_SHARDS)
     for name in (BROKEN, f"{BROKEN}.idx"):
         (other / name.replace("2", "1")).replace(copied / name)
