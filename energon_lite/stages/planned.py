@@ -270,7 +270,7 @@ class PlanCursor(Cursor[list[Any]]):
     def take(self, n: int) -> tuple[list[list[Any]] | Columns, list[RestoreKey]]:
         """Returns the samples of some of the next lists, which are read together, and their keys.
 
-        A list of which all samples failed is omitted; where streams share the plan, another list
+        A list of which all samples failed is omitted; where ranks must be in step, another list
         of its group takes its place. Hooks that draw do so in the order of the lists.
         """
         window, first = self._with_lists(), self._emitted
@@ -283,7 +283,7 @@ class PlanCursor(Cursor[list[Any]]):
         slot = self._spec.kind, current_context().batch_index
         found: list[tuple[list[Any], RestoreKey]] = []
         for number, (keys, samples) in enumerate(reader.next_lists(num), first):
-            if not keys and self._spec.is_shared:
+            if not keys and self._spec.traits.lockstep:
                 keys, samples = self._in_place_of(window, number)
             if keys:
                 found.append((samples, (*slot, *keys)))
