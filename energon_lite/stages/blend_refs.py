@@ -42,8 +42,8 @@ class BlendRefs(RefOrder):
 
     def _begin(self, positions: Int64Array) -> None:
         self._ended: set[int] = set()
-        # Where the sources stood before the references that `ahead` returned last; their sources
-        # and draws; and how many of them were passed over.
+        # Where the sources stood before the references that were looked up; their sources and
+        # draws; and how many of them were passed over.
         self._positions = positions
         self._drawn = self._draws = np.empty(0, np.int64)
         self._num_passed = 0
@@ -73,7 +73,8 @@ class BlendRefs(RefOrder):
                     return NO_REFS
                 self._chooser.leave_out(set(self._ended))
             if is_there.any():
-                self._drawn, self._draws = plan[is_there], draws[is_there]
+                if is_there.sum() > len(self._drawn):  # fewer may be asked for than are read
+                    self._drawn, self._draws = plan[is_there], draws[is_there]
                 return refs if is_there.all() else Refs(*(column[is_there] for column in refs))
 
     def _looked_up(self, plan: Int64Array) -> tuple[Refs, np.ndarray[Any, Any], set[int]]:

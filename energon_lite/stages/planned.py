@@ -301,8 +301,8 @@ class PlanCursor(Cursor[list[Any]]):
             FatalSampleError: There is no other list that can be read.
         """
         packs, context = window.packs, current_context()
-        rows = packs.indices[packs.offsets[:-1]]
-        groups = window.units.groups[np.where(rows < 0, ~rows, rows)]
+        firsts = packs.indices[packs.offsets[:-1]]
+        groups = window.units.groups[np.where(firsts < 0, ~firsts, firsts)]
         others = np.flatnonzero(groups == groups[lost])
         others = np.roll(others, -int(np.searchsorted(others, lost)) - 1)[:-1]
         records, costs, draw = context.records, context.costs, context.sample_index
@@ -314,14 +314,13 @@ class PlanCursor(Cursor[list[Any]]):
                 ((keys, samples),) = reader.next_lists(1)
                 if keys:
                     again = len(packs.indices) + lost
-                    is_own = {key: is_piece(key) or is_again(key) for key in keys}
-                    return [k if is_own[k] else (REPEATED, again, k) for k in keys], samples
+                    return [k if is_again(k) else (REPEATED, again, k) for k in keys], samples
                 is_on_purpose &= all(record.on_purpose for record in context.records)
         finally:
             context.records, context.costs, context.sample_index = records, costs, draw
         if is_on_purpose:
             return [], []
-        rows = window.packs[lost]
+        rows = packs[lost]
         keys = chosen(window.units, np.where(rows < 0, ~rows, rows)).keys(self._names)
         raise FatalSampleError(
             f"all samples of a planned list failed ({', '.join(map(name_of_key, keys[:8]))}), and "

@@ -15,18 +15,22 @@ from hypothesis import strategies as st
 
 from energon_lite import WorkerConfig, get_savable_loader
 from energon_lite.core.arrays import Int64Array
+from energon_lite.core.dataset import StreamRun
 from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import UserFunction
 from energon_lite.formats import shards
 from energon_lite.formats.shards import Block, BlockReader, ShardReader
+from energon_lite.sources import reading
+from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.reading import ReadCursor
 from energon_lite.sources.refs import RefOrder, Refs
+from energon_lite.stages.blend import BlendDataset
 from energon_lite.storage import local
 from energon_lite.storage.local import CACHED_ONLY
 
-from ..conftest import examples
-from ..helpers import text_set, train
+from ..conftest import examples, write_tar
+from ..helpers import prepared, text_set, train
 
 pytestmark = pytest.mark.skipif(not CACHED_ONLY, reason="the system takes no advice")
 
@@ -163,6 +167,31 @@ def test_a_run_with_slow_storage_yields_the_same_samples(
     advice.clear()
     assert keys_of(folder, **settings) == found
     assert advice == []
+
+
+def test_a_blend_on_slow_storage_stands_where_it_stands_on_quick_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked for ahead may be less than what was looked up to be read."""
+    sources = []
+    for name in "ab":
+        members = [(f"{i:04d}.{part}", b"x") for i in range(900) for part in ("txt", "json")]
+        (tmp_path / name).mkdir()
+        write_tar(tmp_path / name / "a.tar", members)
+        folder = prepared(tmp_path / name, "TextSample", {"text": "txt"})
+        factory = load_factory(folder, split_part="train", training=True)
+        sources.append(factory.build(shuffle_buffer_size=10, repeat=False))
+    blend = BlendDataset((sources[0], 2.0), (sources[1], 1.0))
+
+    def places() -> list[Any]:
+        run = StreamRun(blend, Stream(0, 1))
+        return [(run.key, run.snapshot().to_json()) for _ in run]
+
+    expected = places()
+    monkeypatch.setattr(reading, "_AHEAD_BYTES", 200 << 10)  # as if they were pictures
+    monkeypatch.setattr(ShardReader, "is_slow", property(lambda reader: True))
+    assert places() == expected
+    assert len(expected) == 1800
 
 
 @pytest.mark.parametrize("harm", ["empty", "cut", "refused"])
