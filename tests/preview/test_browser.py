@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import socket
 import threading
 from pathlib import Path
@@ -29,15 +27,9 @@ from energon_lite import DefaultTaskEncoder, Packing, prepare_dataset, stateless
 from energon_lite.extras.preview.server import Pages
 
 from ..conftest import REPO, write_tar
+from .screen import CHROMIUM, FLAGS, IMAGES, MAX_IMAGE_BYTES
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DATA = next((p / "shared/data" for p in REPO.parents if (p / "shared/data").is_dir()), None)
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-IMAGES = os.environ.get("PREVIEW_IMAGES")
-MAX_IMAGE_BYTES = 200_000
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs chromium"),

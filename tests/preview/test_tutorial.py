@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import socket
 import sys
 import threading
@@ -25,11 +23,9 @@ from energon_lite.extras.preview.server import Pages
 
 from ..architecture.doc_blocks import find_blocks, run_blocks
 from ..conftest import REPO
-from .test_browser import FLAGS, MAX_IMAGE_BYTES
+from .screen import CHROMIUM, FLAGS, IMAGES, MAX_IMAGE_BYTES
 
 PAGE = REPO / "docs" / "quickstart.md"
-IMAGES = os.environ.get("PREVIEW_IMAGES")
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 @pytest.fixture(scope="module")
