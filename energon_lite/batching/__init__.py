@@ -1,1 +1,1 @@
-"""Which samples share a list: pure functions and collectors on arrays of lengths."""
+"""Pure functions and collectors that choose, from arrays of lengths, which samples share a list."""

@@ -34,7 +34,7 @@ NO_PACK = -1
 
 @dataclass(frozen=True, eq=False)
 class StepPlan:
-    """Which pack each rank has in each step, and what became of those that did not fit in.
+    """The pack of each rank in each step, and what became of those that did not fit in.
 
     Every pack in 0..P-1 is in `steps` once, and once more for each time that `repeated` has it; or
     it is in `omitted`.
@@ -241,7 +241,7 @@ def quantile_sync(costs_W: npt.ArrayLike, window: int, seed: int, window_number:
         )
     key = key_of("balance.quantile_sync", operator.index(seed))
     places = Permutation(window, key, window_number)(np.arange(len(costs)))
-    # Of places 5, 0, 3 the first is the highest: it gets the dearest pack.
+    # The first of places 5, 0, 3 is the highest: it gets the dearest pack.
     order: Int64Array = np.argsort(costs, kind="stable")[np.argsort(np.argsort(places))]
     return order
 

@@ -1,4 +1,4 @@
-"""What decides which buffered samples form the next list.
+"""Chooses which buffered samples form the next list.
 
 Axes: N samples, R resources, C columns of a collector's own.
 """
@@ -19,7 +19,7 @@ from energon_lite.core.state import MAX_COUNT
 
 
 class Samples(NamedTuple):
-    """What a collector knows of samples.
+    """The numbers by which a collector knows samples.
 
     Attributes:
         numbers: shape (N,), rising.
@@ -33,7 +33,7 @@ class Samples(NamedTuple):
 
 
 class CollectorState(NamedTuple):
-    """What a collector saves.
+    """The state of a collector.
 
     Attributes:
         counts: integers, texts and tuples of these, by name. Nothing in them names a sample.

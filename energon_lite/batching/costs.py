@@ -1,4 +1,4 @@
-"""What a pack costs the rank that has it.
+"""The cost of a pack for the rank that has it.
 
 Axes: N samples, P packs, R resources (tokens, then tiles).
 """

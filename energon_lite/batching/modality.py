@@ -29,7 +29,7 @@ _WAITING, _RETURNED = -1, -2
 
 
 class GroupSchedule:
-    """Which group each cycle of a run has: the same for all streams, so for all ranks.
+    """Chooses the group of each cycle of a run: the same for all streams, so for all ranks.
 
     Every interval from the start is within 5 of each group's share.
 
@@ -261,7 +261,7 @@ class _GroupWindows:
 
     @property
     def num_missing(self) -> int:
-        """How many more samples are to wait before the next batch is returned.
+        """Returns how many more samples are to wait before the next batch is returned.
 
         Example:
             A window of 4 batches of 10 follows one of 2. When the second of the 2 is returned, 20
@@ -340,7 +340,7 @@ class _GroupWindows:
         most = self._size(num_windows - 1) if num_windows else 0
         if (found >= 0).sum() > most or (sizes[found >= 0] > self._batch_size).any():
             raise ValueError(f"window {num_windows} has too many or too large batches")
-        # Of a source that was taken out of the run, batches may lack samples; the others wait.
+        # Batches may lack samples of a source that was taken out of the run; the others wait.
         is_full = (batches >= 0) & (sizes == self._batch_size)[batch_of]
         self.batches = numbers[is_full].reshape(-1, self._batch_size)
         is_waiting = ~is_full & (batches != _RETURNED)

@@ -144,7 +144,7 @@ class GroupCollector(OneByOne):
             raise ValueError("a list is longer than its group's size")
 
 
-# Of the samples of a full buffer the packs, and those that stay in the buffer. The others are lost,
+# Returns the packs of the samples of a full buffer, and those that stay in it. The others are lost,
 # which the function counts. It also gets whether the data have ended.
 Choose = Callable[[list[int], bool], tuple[list[list[int]], list[int]]]
 

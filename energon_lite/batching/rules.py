@@ -1,4 +1,4 @@
-"""How samples share lists, as the user asks for it: packs, batches by length, by modality.
+"""The user's settings of lists: packs, batches by length, batches by modality.
 
 Axes: N samples, R resources (tokens first), U parts of samples.
 """
@@ -53,7 +53,7 @@ class OverlongError(ValueError):
 
 
 class Parts(NamedTuple):
-    """What is put into lists: samples, and parts of samples that are too long for one.
+    """Samples, and parts of samples that are too long, which are put into lists.
 
     Attributes:
         samples: shape (U,); index of the sample of each part, ascending.
@@ -71,7 +71,7 @@ class Parts(NamedTuple):
 
 
 class LengthRules:
-    """How long the samples of a list may be, and what becomes of those that are too long.
+    """The limits of a list, and what becomes of samples that are too long.
 
     The fields of a subclass are checked by their annotations, see `check_fields`.
 
@@ -245,7 +245,7 @@ def check_fields(settings: Any) -> None:
 @_hinting
 @dataclass(frozen=True)
 class Packing(LengthRules):
-    """How a task encoder's samples are packed.
+    """Settings of how a task encoder's samples are packed.
 
     Args:
         capacity: tokens a pack can hold; or a dict of what it can hold of each resource that
@@ -354,12 +354,12 @@ class Packing(LengthRules):
 
     @property
     def capacities(self) -> tuple[int, ...]:
-        """What a pack can hold of each resource."""
+        """Returns what a pack can hold of each resource."""
         return tuple(_by_resource(self.capacity)[name] for name in self.resources)
 
     @property
     def alignments(self) -> tuple[int, ...]:
-        """What each resource is rounded up to a multiple of."""
+        """Returns the numbers to a multiple of which each resource is rounded up."""
         return tuple(_by_resource(self.align).get(name, 1) for name in self.resources)
 
     @cached_property
@@ -369,7 +369,7 @@ class Packing(LengthRules):
 
     @cached_property
     def token_alignment(self) -> int:
-        """What the tokens of a sample are rounded up to a multiple of."""
+        """Returns the number to a multiple of which the tokens of a sample are rounded up."""
         return self.alignments[0]
 
     @property
@@ -392,7 +392,7 @@ def _by_resource(value: int | Mapping[str, int]) -> dict[str, int]:
 @_hinting
 @dataclass(frozen=True)
 class Buckets(LengthRules):
-    """How a task encoder's samples share batches, by their `sample_length`.
+    """Settings of batches that a task encoder's samples share by their `sample_length`.
 
     Each stream reads a window of samples, sorts it by length, and cuts it into batches. Set
     `max_tokens` or `batch_size_fn`; with neither, batches have the pipeline's `batch_size`, which
@@ -521,7 +521,7 @@ def _sizes_by_function(lengths_N: Int64Array, batch_size_fn: Callable[[int], int
 @_hinting
 @dataclass(frozen=True)
 class ModalitySplit(LengthRules):
-    """How samples become batches of one group, the same group on all ranks at the same step.
+    """Settings of batches of one group, which is the same on all ranks at the same step.
 
     The group of a step depends on the shares and the seed only. So the shares must be those of the
     data: by default they are the weights of a blend.

@@ -18,7 +18,7 @@ MAX_SAMPLES = 1 << 31
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is to be packed, checked: N samples, R resources.
+    """The checked sizes of N samples to be packed, of R resources each.
 
     Attributes:
         lengths: shape (N, R), contiguous, each in 0..capacity, rounded up to the alignment.

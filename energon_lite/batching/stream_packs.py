@@ -39,7 +39,7 @@ class StreamPacks(OneByOne):
         self._limits = packing.limits
         self._allows_alone = packing.overlong == "alone"
         self._packers: dict[int, StreamingPacker] = {}
-        # Of each group, the numbers that its samples have in its packer, rising, and the samples.
+        # For each group, the numbers that its samples have in its packer, rising, and the samples.
         self._numbers: dict[int, tuple[array[int], array[int]]] = {}
         self._alone: list[int] = []  # each of them is a list, before all others
         self._full: set[int] = set()

@@ -135,7 +135,7 @@ def _remove(table: Int64Array, place: int) -> None:
 
 @kernel()
 def _worth(price: int, capacity: int, length: int) -> int:
-    """What a length is worth to the search: itself, or what a price and the length ask for.
+    """Returns the worth of a length to the search: itself, or what price and length ask for.
 
     A price p is a function of Burdett and Johnson [1] with p / 8 steps, k = p // 8 of them whole
     ones and q = p % 8 eighths: 0 below q / p of the capacity, then in turn rising by 1 / k and

@@ -1,1 +1,1 @@
-"""What everything rests on: errors, seeds, topology, samples, state, the two types of a stage."""
+"""The base of everything: errors, seeds, topology, samples, state, the two types of a stage."""

@@ -28,7 +28,7 @@ _ROW_HEADER = re.compile(
 def argsort(numbers: Int64Array) -> Int64Array:
     """Sorts numbers from 0 on, equal ones in their order: below 65,536 much quicker than numpy."""
     is_small = len(numbers) and numbers.max() < 1 << 16
-    # Of 16 bits numpy sorts by radix.
+    # numpy sorts 16 bits by radix.
     return np.argsort(numbers.astype(np.uint16) if is_small else numbers, kind="stable")
 
 

@@ -124,7 +124,7 @@ def _one_process(folder: str | None) -> Iterator[None]:
 def _compile(compiled: Any, signature: str) -> None:
     from numba.core import sigutils
 
-    # As types, since a call looks for its code by those: by the text there would be another.
+    # Types, since a call looks for its code by those: by the text there would be another.
     types, _ = sigutils.normalize_signature(signature)  # type: ignore[no-untyped-call]
     try:
         compiled.compile(types)

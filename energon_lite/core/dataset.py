@@ -1,4 +1,4 @@
-"""What the samples are, and the place of one stream in them: the two types of every stage.
+"""Datasets, and cursors that are the place of one stream in them: the types of every stage.
 
 A `SavableDataset` is immutable, picklable and cheap to send to a worker. A `Cursor` is one
 stream's place in it. The six laws that bind them are written down in docs/architecture.md and
@@ -32,7 +32,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Cursor(Iterator[T_co], ABC):
-    """Where one stream stands in a dataset; a subclass defines `__next__` or `take`.
+    """The place of one stream in a dataset; a subclass defines `__next__` or `take`.
 
     Attributes:
         key: the restore key of the item that `next` returned last.
@@ -84,7 +84,7 @@ def taken(cursor: Cursor[T], n: int) -> tuple[list[T] | Columns, list[RestoreKey
 
 
 class SourceFacts(NamedTuple):
-    """What is known of a source before anything is read.
+    """Facts of a source that are known before anything is read.
 
     Attributes:
         name: the source's id.
@@ -101,7 +101,7 @@ class SourceFacts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Traits:
-    """What is known of a dataset before anything is read.
+    """Facts of a dataset that are known before anything is read.
 
     Attributes:
         training: whether the next `iter` of a loader continues (training) or starts again
@@ -151,16 +151,16 @@ class Traits:
 
 
 class SavableDataset(Described, IterableDataset[T_co], ABC):
-    """What the samples are; iterating changes nothing in it.
+    """Describes what the samples are; iterating changes nothing in it.
 
     It is an `IterableDataset` for trainers that check. `get_loader` runs it; torch's
     own `DataLoader` reads it as a whole, so with `batch_size=None` and at most one worker process.
     """
 
     worker_config: WorkerConfig | None = None
-    # Of a buffer: a resume re-creates its samples.
+    # A resume re-creates the samples of its buffer.
     buffers_samples: bool = False
-    # Of a dataset over several: their names, unlike each other.
+    # The names of the datasets below, unlike each other, if there are several.
     labels: Sequence[str] = ()
 
     @abstractmethod
@@ -200,7 +200,7 @@ class SavableDataset(Described, IterableDataset[T_co], ABC):
 
     @cached_property
     def traits(self) -> Traits:
-        """What is known of this dataset before anything is read."""
+        """The facts of this dataset that are known before anything is read."""
         return self.own_traits(Traits.merged([child.traits for child in self.children]))
 
     @cached_property
@@ -225,7 +225,7 @@ class SavableDataset(Described, IterableDataset[T_co], ABC):
 
     @property
     def pass_length(self) -> int | None:
-        """How many items each rank returns before a loader ends a pass early; None for all."""
+        """The number of items of each rank before a loader ends a pass early; None for all."""
         return self.traits.pass_length
 
     @property
@@ -329,7 +329,7 @@ class SavableDataset(Described, IterableDataset[T_co], ABC):
             RuntimeError: Several worker processes of a `torch.utils.data.DataLoader` do so, or one
                 makes batches of batches.
         """
-        # Of a DataLoader with a batch_size, the object that makes its batches iterates.
+        # In a DataLoader with a batch_size, the object that makes its batches iterates.
         worker, caller = get_worker_info(), sys._getframe(1).f_locals.get("self")
         if worker is not None and worker.dataset is self and worker.num_workers > 1:
             self._refuse_loader(worker.num_workers)

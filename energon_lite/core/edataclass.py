@@ -254,7 +254,7 @@ class ExtendableDataclassMixin:
 
 
 def _refuse(batch: list[Any], **_: Any) -> Any:
-    """What torch's default collate function finds for samples and batches."""
+    """Returned to torch's default collate function for samples and batches."""
     raise TypeError(
         f"torch's DataLoader cannot collate {type(batch[0]).__name__} objects. Batches are made by "
         "the dataset (batch_size=... of get_train_dataset): use energon_lite.get_loader(dataset), "

@@ -122,7 +122,7 @@ def _code_of(handler: Any) -> object:
 
 
 class Ignored(suppress):
-    """As `contextlib.suppress`, but lets through what a signal handler raised."""
+    """Suppresses as `contextlib.suppress` does, but lets through what a signal handler raised."""
 
     def __exit__(self, *caught: Any) -> bool:
         """Decides by the exception that ended the block."""

@@ -1,4 +1,4 @@
-"""What a file store is: files that are read one by one, by key; and stores over other stores."""
+"""File stores: files that are read one by one, by key; and stores over other stores."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ _PYTHON_ADDRESS = _python_address()
 
 
 class _NumpyState:
-    """Which generator numpy uses, where it stands, and whether a normal number waits.
+    """The generator that numpy uses, its place, and whether a normal number waits.
 
     It is to be put back: making this may take a number.
     """
@@ -185,7 +185,7 @@ class _Owner:
 
 
 class StreamGenerators:
-    """What the hooks of one stream draw from the global generators.
+    """The global generators as the hooks of one stream see them.
 
     A generator stands at the stream's start until a hook draws from it, which is seen at the end of
     the item. From the next item on it is seeded for each call, by the hook and its input. So what a

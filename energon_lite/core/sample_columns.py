@@ -23,7 +23,7 @@ _path_of, _subflavors_of, _weight_of = itemgetter(0), itemgetter(1), itemgetter(
 
 
 class Origin(NamedTuple):
-    """What all samples of a source have in common: its path, their subflavors and loss weight."""
+    """The facts that all samples of a source share: its path, their subflavors and loss weight."""
 
     path: str
     subflavors: dict[str, Any]
@@ -43,7 +43,7 @@ class Columns(ABC):
 
 
 class SampleForm(NamedTuple):
-    """What samples of one of the library's types have in common, each of one file for one field.
+    """A layout of samples of one of the library's types, each of one file for one field.
 
     Attributes:
         kind: their type, of which the constructor does nothing but set the fields.
@@ -86,7 +86,7 @@ class SampleColumns(Columns):
 
     @property
     def later(self) -> partial[dict[str, list[Any]]]:
-        """What returns the fields that few training loops look at."""
+        """Returns a function that returns the fields that few training loops look at."""
         return partial(later_fields, self.origins, self.columns[1], *self.columns[3:])
 
     def fields(self) -> dict[str, list[Any]]:

@@ -23,12 +23,12 @@ from energon_lite.names.energon_modules import Described
 
 T = TypeVar("T")
 
-# Of an encoded sample, the first of these that it has holds its images.
+# The first of these that an encoded sample has holds its images.
 IMAGE_FIELDS = ("images", "image", "pixel_values")
 
 
 class SourceInfo(NamedTuple):
-    """Where the bytes of a sample come from.
+    """The place from which the bytes of a sample come.
 
     A NamedTuple, because one is made for each sample read: immutable, hashable, 0.3 µs.
 

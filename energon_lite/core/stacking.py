@@ -57,7 +57,7 @@ def constructor_names(dataclass: type) -> tuple[str, ...]:
 
 
 class Layout(enum.Enum):
-    """How a type is taken apart when several of its instances are put together."""
+    """The way in which a type is taken apart when several of its instances are put together."""
 
     TENSOR = enum.auto()
     DICT = enum.auto()

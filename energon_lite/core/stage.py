@@ -97,7 +97,7 @@ class Stage(SavableDataset[T]):
         return self if below is self.dataset else self.with_children((below,))
 
     def expected(self, num_items: float) -> dict[str, float]:
-        """As the dataset below."""
+        """Returns those of the dataset below."""
         return self.dataset.expected(num_items)
 
 

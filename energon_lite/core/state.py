@@ -44,7 +44,7 @@ VERSION = 5
 
 
 class Kind(NamedTuple):
-    """What a saved attribute of a cursor is.
+    """The kind of a saved attribute of a cursor.
 
     Attributes:
         start: its value at the start of a stream.

@@ -1,4 +1,4 @@
-"""What the stream that is being computed is doing: which batch, which sample, what was skipped.
+"""The context of the stream that is being computed: its batch, its sample, what was skipped.
 
 The loader (or direct iteration) drives each stream through a `StreamRun`; while that computes an
 item, its `StreamContext` is the current one of the thread. User code reads it through
@@ -51,7 +51,7 @@ CostRow = tuple[str, int, float, float, int, int]
 
 @dataclass(slots=True)
 class Cost:
-    """What one source contributed since the last item, and its cost.
+    """The contribution of one source since the last item, and its cost.
 
     Attributes:
         draws: samples drawn, also those that were skipped afterwards.
@@ -93,7 +93,7 @@ class StreamContext:
         self.generators: StreamGenerators | None = None
         self.siblings: Siblings | None = None
         self.records: list[SkipRecord] = []
-        # What the samples of each source took since the last item.
+        # The costs of each source since the last item.
         self.costs: defaultdict[str, Cost] = defaultdict(Cost)
         # Tokens measured since the context was made, by source.
         self.tokens: Counter[str] = Counter()
@@ -110,7 +110,7 @@ class StreamContext:
 
     @property
     def num_draws(self) -> int:
-        """How many samples the stream has drawn; `sample_index` of the next one contains it."""
+        """The number of samples drawn by the stream; `sample_index` of the next one contains it."""
         return (self.sample_index - self.stream.index) // self.stream.num_streams
 
     @num_draws.setter

@@ -73,7 +73,7 @@ class Stream:
         return ceil((self.index + 1) * mean) - ceil(self.index * mean)
 
 
-# Of a run, and ranks: a state that names a million would be computed for minutes.
+# The most streams of a run, and ranks: a state that names a million would take minutes.
 MAX_STREAMS = 1 << 16
 
 
@@ -101,12 +101,12 @@ class RankSlots(NamedTuple):
 
     @property
     def num_turns(self) -> int:
-        """How many turns pass until the same stream is due again; also the streams of the rank."""
+        """The number of turns until the same stream is due again; also the streams of the rank."""
         return self.num_streams // gcd(self.num_streams, self.world_size)
 
     @property
     def stride(self) -> int:
-        """How many batches of a stream lie between two turns of this rank on it."""
+        """The number of batches of a stream between two turns of this rank on it."""
         return self.world_size // gcd(self.num_streams, self.world_size)
 
     def count(self, num_batches: Mapping[int, int]) -> int:
@@ -221,13 +221,13 @@ class WorkerConfig:
 
     @property
     def most_workers(self) -> int:
-        """How many workers are started at most: where none was chosen, one for each core."""
+        """The number of workers started at most: where none was chosen, one for each core."""
         is_default = isinstance(self.num_workers, _DefaultWorkers)
         return min(self.num_workers, num_cores()) if is_default else self.num_workers
 
     @property
     def default_num_streams(self) -> int:
-        """How many streams a new run has; the number of cores has no part in it."""
+        """The number of streams of a new run; the number of cores has no part in it."""
         return self.num_streams or self.world_size * max(1, self.num_workers)
 
     @staticmethod

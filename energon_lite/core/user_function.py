@@ -195,7 +195,7 @@ class UserFunction:
         rng: Generator | None = None
         for number in itertools.count():
             self.enter(context, key, number)
-            # What it draws with sample_rng() continues from item to item.
+            # Its draws of sample_rng() continue from item to item.
             context.rng = rng
             item = self._run_seeded((self.seed, key, self.name, number), next, items, SKIPPED)
             rng = context.rng

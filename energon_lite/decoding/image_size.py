@@ -14,7 +14,7 @@ from energon_lite.core.errors import did_you_mean
 
 
 class ImageSize(NamedTuple):
-    """How large images may be; a larger one is made smaller, a smaller one stays as it is.
+    """The largest size of images; a larger one is made smaller, a smaller one stays as it is.
 
     Attributes:
         shortest_edge: Pixels of the shortest edge at most.

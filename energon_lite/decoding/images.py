@@ -52,7 +52,7 @@ _MAGIC = (
 
 
 class ImageMode(NamedTuple):
-    """What an image is decoded to.
+    """The form that an image is decoded to.
 
     Attributes:
         kind: `numpy` (H, W, C), `torch` (C, H, W) or `pil`.

@@ -30,7 +30,7 @@ MAX_DECODED_BYTES = 3 << 29
 AV_EXTENSIONS = frozenset({"mp4", "avi", "mov", "webm", "mkv", "flac", "mp3", "wav", "flv", "m4a"})
 AV_MODES = ("AVDecoder", "torch", "pyav")
 
-# Of Python's own readers, about.
+# About the depth at which Python's readers stop.
 _MAX_DEPTH = 500
 # An empty list takes as much, and a slot in the list around it.
 _VALUE_BYTES = 64

@@ -1,4 +1,4 @@
-"""From pixels to planes: (H, W, 3) to (3, H, W), as bytes or as numbers from 0 to 1."""
+"""Turns pixels into planes: (H, W, 3) to (3, H, W), as bytes or as numbers from 0 to 1."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What no training step on tars needs; nothing else in the library imports it."""
+"""Packages that no training step on tars needs; nothing else in the library imports them."""

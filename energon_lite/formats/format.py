@@ -1,4 +1,4 @@
-"""What a format of datasets is: where samples lie on storage, and which functions handle them.
+"""A format of datasets: where samples lie on storage, and the functions that handle them.
 
 A format is one class; `formats.known.FORMATS` lists all of them, and no other module asks for the
 name of one.

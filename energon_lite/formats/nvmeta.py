@@ -243,7 +243,7 @@ def load_config(
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What `.info.json` holds.
+    """The contents of `.info.json`.
 
     Attributes:
         shard_counts: number of samples of each shard, by its path relative to the dataset. The
@@ -351,7 +351,7 @@ class SplitPart:
 
 
 class Excludes(NamedTuple):
-    """What a split config excludes: shards, samples by shard, and entries that fit neither."""
+    """The exclusions of a split config: shards, samples by shard, entries that fit neither."""
 
     shards: set[str]
     samples: dict[str, tuple[str, ...]]
@@ -398,7 +398,7 @@ class SplitFile:
 
     @cached_property
     def excludes(self) -> Excludes:
-        """What the split config excludes.
+        """Returns the exclusions of the split config.
 
         Raises:
             DatasetFormatError: The list is invalid.

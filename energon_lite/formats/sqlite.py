@@ -172,7 +172,7 @@ class ReadOnlyDatabase:
 
 
 class Part(NamedTuple):
-    """Where the content of a file lies in a tar; or its whole sample, where the index has no parts.
+    """The place of a file's content in a tar; or of its sample, where the index has no parts.
 
     `offset` and `size` are in bytes.
     """
@@ -233,7 +233,7 @@ class IndexDatabase(ReadOnlyDatabase):
         rows = self.rows(query, [sample_key, *values], int, int, int, int)
         if len({row[:2] for row in rows}) > 1:
             raise self.error(f"several samples have the key {sample_key!r}")
-        # Of several parts of one name the last counts, as in a tar.
+        # The last of several parts of one name counts, as in a tar.
         if not rows:
             return None
         tar_file_id, _, offset, size = rows[-1]

@@ -340,7 +340,7 @@ _PLAIN = [
 _plain = np.zeros((2, BLOCK), dtype=np.uint8)
 for _first, _last, *_values in _PLAIN:
     _plain[:, _first:_last] = np.reshape(_values, (2, 1))
-# As words of four bytes, of which eight are compared.
+# Words of four bytes, of which eight are compared.
 _WORDS = np.flatnonzero(_plain[0].view("<u4"))
 _MASK, _WANTED = _plain.view("<u4")[:, _WORDS]
 _EIGHT_TRUE = np.ones(8, dtype=bool).view(np.uint64)[0]

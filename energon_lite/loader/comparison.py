@@ -1,4 +1,4 @@
-"""How a pipeline differs from that of a checkpoint: which differences are edits of a blend.
+"""Compares a pipeline with that of a checkpoint: which differences are edits of a blend.
 
 Sources are known by their ids. Everything but the blend must be equal.
 """
@@ -21,7 +21,7 @@ _Units = dict[str, Config]
 
 
 class Comparison:
-    """How the configuration of a checkpoint and that of this pipeline differ.
+    """The differences between the configuration of a checkpoint and that of this pipeline.
 
     Attributes:
         edits: sources added, removed, moved, or of another weight: what a migration can follow.
@@ -173,7 +173,7 @@ def _pairs(saved: Config, here: Config) -> dict[str, Config]:
     found = {old["name"]: free.pop(old["name"], None) for old in saved["of"]}
     for old in saved["of"]:
         names = set(names_of(old["of"]))
-        # How many sources are in both; of two equal counts, the one that is a blend itself.
+        # The number of sources in both; of two equal counts, the one that is a blend itself.
         shared = {
             new["name"]: (len(names & set(other)), len(other))
             for new, other in ((new, names_of(new["of"])) for new in free.values())

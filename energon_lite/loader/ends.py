@@ -103,7 +103,7 @@ _HOW_TO_CHOOSE = 'Choose with get_loader(..., end="drop", "pad" or "uneven").'
 
 
 class PassEnds:
-    """How each finite pass of a rank ends.
+    """The end of each finite pass of a rank.
 
     Args:
         dataset: the pipeline.

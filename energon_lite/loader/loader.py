@@ -163,7 +163,7 @@ class SavableDataLoader(Described, DataLoader[T]):
 
     @property
     def num_streams(self) -> int:
-        """How many streams the run consists of."""
+        """The number of streams of the run."""
         return self._run.position.start.slots.num_streams
 
     @property
@@ -236,7 +236,7 @@ class SavableDataLoader(Described, DataLoader[T]):
         """Ends the worker processes."""
         self.shutdown()
 
-    # What Accelerate reads; see accelerate_adapter.
+    # Read by Accelerate; see accelerate_adapter.
 
     _teach_skipping = LazyFunction("energon_lite.extras.trainers.accelerate_adapter:teach_skipping")
     _on_accelerator = LazyFunction("energon_lite.extras.trainers.accelerate_adapter:on_accelerator")

@@ -105,7 +105,7 @@ class RankRun(Generic[T]):
 
     @property
     def num_run_items(self) -> int:
-        """How many items all ranks have emitted, in step with this one, in all passes."""
+        """The number of items that all ranks have emitted, in step with this one, in all passes."""
         return self._run_items_at(self.position)
 
     def _run_items_at(self, position: LoaderPosition) -> int:
@@ -200,7 +200,7 @@ class RankRun(Generic[T]):
 
     @property
     def _mark(self) -> Any:
-        """Where the run stands, as values that are never changed."""
+        """The place of the run, as values that are never changed."""
         position, counter = self.position, self.counter
         return position, vars(position).copy(), self._snapshots, self.seek, counter, counter.mark
 

@@ -1,4 +1,4 @@
-"""What the ranks exchange through the store of `torch.distributed`: votes and values."""
+"""Votes and values that ranks exchange through the store of `torch.distributed`."""
 
 from __future__ import annotations
 

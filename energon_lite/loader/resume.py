@@ -92,7 +92,7 @@ class Region:
 
 @dataclass(eq=False)
 class Peers(Region):
-    """What all ranks had emitted of a pass when this rank was resumed with them; their states."""
+    """The part of a pass that all ranks had emitted when this one was resumed; their states."""
 
     states: Sequence[_State] = ()
 
@@ -154,7 +154,7 @@ _FIELDS = {
 
 @dataclass(eq=False)
 class LoaderPosition:
-    """Where a rank of a running loader stands; what it saves and restores.
+    """The place of a rank of a running loader, which it saves and restores.
 
     Attributes:
         start: where its pass begins.

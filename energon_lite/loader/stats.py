@@ -1,4 +1,4 @@
-"""What a run yielded, by source: counted batch by batch, saved, reduced over ranks, logged."""
+"""Counts what a run yielded, by source, batch by batch; saved, reduced over ranks, logged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from energon_lite.names.energon_modules import LazyFunction
 
 @dataclasses.dataclass
 class SourceStats:
-    """What one source yielded.
+    """The counts of one source.
 
     Attributes:
         samples: samples drawn for the batches, without skipped ones; some of them may still be
@@ -345,7 +345,7 @@ def _target_draws(dataset: SavableDataset[Any], num_draws: int) -> dict[str, flo
     if passes:
         for name, number in dataset.expected(length).items():
             found[name] = found.get(name, 0.0) + passes * number
-    # Where items of a blend are batches, they count as their samples.
+    # Items of a blend that are batches count as their samples.
     total = sum(found.values())
     return {name: number * num_draws / total for name, number in found.items() if total}
 

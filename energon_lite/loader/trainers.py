@@ -1,4 +1,4 @@
-"""What trainers ask of a loader: epochs, batches to skip, and attributes that they read."""
+"""Epochs and batches to skip that trainers ask for, and attributes that they read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Seek:
-    """What a trainer asked for since the last `iter`.
+    """The requests of a trainer since the last `iter`.
 
     Places are absolute, so that a loader that is there already stays: after its state was restored,
     and where a trainer only counts its epochs aloud.

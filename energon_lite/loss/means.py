@@ -35,7 +35,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 Reduction = Literal["mean", "sum"]
-# What the loss of one token counts, by how many of them its sample has.
+# The weight of the loss of one token, by how many of them its sample has.
 LossMode = Literal["token", "sample", "sqrt"] | Callable[[int], float]
 
 # Others may lack float64, or be slow in it.
@@ -416,7 +416,7 @@ def _over_ranks(values: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor
 
 
 def _device_of_group(group: dist.ProcessGroup | None) -> torch.device:
-    """Where the ranks reduce. From the group alone: a rank without totals must choose the same.
+    """Returns the device on which ranks reduce, from the group alone: all must choose the same.
 
     The accelerator, if it has its own back end ("cpu:gloo,cuda:nccl" or "cuda:nccl") and is
     there, as this waits for nothing; else the CPU.

@@ -228,7 +228,7 @@ class JoinMember(Leaf):
 
 @dataclass(frozen=True, kw_only=True)
 class Joiner:
-    """What makes one sample of those of a row: exactly one of __class__ and __function__.
+    """Makes one sample of those of a row: exactly one of __class__ and __function__.
 
     Attributes:
         module: The module; it is imported only with `trust`, or if it is imported already.

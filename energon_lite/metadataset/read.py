@@ -82,7 +82,7 @@ class _Tree:
 
 
 class _Around(NamedTuple):
-    """What a node inherits from the nodes above it; `name` only through references to files."""
+    """Settings that a node inherits from those above it; `name` only by references to files."""
 
     split_part: str
     subflavors: dict[str, Any]

@@ -1,1 +1,1 @@
-"""Which sample comes next: pure functions on integers."""
+"""Pure functions on integers that compute which sample comes next."""

@@ -1,4 +1,4 @@
-"""Which child of a blend a draw takes.
+"""Computes which child of a blend a draw takes.
 
 `BlendOrder` blends by samples: a pure function of (stream, draw), in numpy blocks. Three orders:
 
@@ -89,7 +89,7 @@ class BlendOrder:
         return self._draws.block(draw, count)
 
     def next_draw(self, draw: int, children: BoolArray) -> int | None:
-        """As `Weights.next_draw`, in draws of this stream."""
+        """Returns `Weights.next_draw` in draws of this stream."""
         return _next_draw(self._weights, self._stream, draw, children)
 
 
@@ -99,7 +99,7 @@ def _next_draw(weights: Weights, stream: Stream, draw: int, children: BoolArray)
 
 
 class _Apportionment:
-    """How many of the first n draws each child takes: exact integers that only grow.
+    """The number of the first n draws that each child takes: exact integers that only grow.
 
     A Huffman tree over the children; of the first n draws that reach a node, floor(n * p + phase)
     go left. Each node adds an error of at most 3/4 to those handed down to it, and an error counts
@@ -314,7 +314,7 @@ def _multiply_high(left: UInt64Array, right: UInt64Array) -> UInt64Array:
 
 
 class BudgetState(NamedTuple):
-    """Where a `BudgetOrder` stands.
+    """The place of a `BudgetOrder`.
 
     Attributes:
         draw: draws that were chosen.

@@ -34,7 +34,7 @@ class Segment(NamedTuple):
 
     @property
     def length(self) -> int | None:
-        """How many positions it has."""
+        """The number of its positions."""
         return None if self.stop is None else self.stop - self.start
 
 
@@ -301,7 +301,7 @@ class WindowShuffle:
 
 @dataclass(frozen=True)
 class SourceOrder:
-    """How a source is ordered; see `docs/reference/order.md` for what each setting does.
+    """Settings of the order of a source; see `docs/reference/order.md` for what each does.
 
     Args:
         source: the source's id.

@@ -1,4 +1,4 @@
-"""How samples are made of parts: by a field map, by a function, crude, or by a class of the user's.
+"""Makes samples of parts: by a field map, by a function, crude, or by a class of the user's.
 
 Users subclass `DefaultDecoderWebdatasetFactory` and set `__sample_type__`, or write `dataset.yaml`
 and never see a factory.
@@ -177,7 +177,7 @@ class DefaultDecoderWebdatasetFactory(DefaultGenericWebdatasetFactory[T_sample])
 
     @property
     def decoder(self) -> SampleDecoder | Decode | None:
-        """How parts become values; None for bytes."""
+        """Makes values of parts; None for bytes."""
         return self._decoder
 
     def load_sample(self, sample: dict[str, Any]) -> T_sample:

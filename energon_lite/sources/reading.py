@@ -44,7 +44,7 @@ _MOST_BYTES = 24 << 20
 _SAMPLES, _BYTES = 1024, 2 << 20
 # Bytes that the blocks of single sources hold together, and each of them at least.
 _HELD_BYTES, _LEAST_BYTES = 4 * MAX_BLOCK_BYTES, 64 << 10
-# What is asked for ahead.
+# The most that is asked for ahead.
 _AHEAD_BYTES, _MOST_AHEAD = 16 << 20, 16 << 10
 # Small samples that are made before the hooks get the first of them.
 _MADE_AT_ONCE = 32

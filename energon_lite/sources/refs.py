@@ -1,4 +1,4 @@
-"""What a stream reads next, as arrays: the order of sources without their bytes.
+"""References to what a stream reads next, as arrays: the order of sources without bytes.
 
 Axes: N samples.
 """

@@ -1,4 +1,4 @@
-"""From the tar bytes of one sample to the sample: find its parts, decode them, make the type.
+"""Makes a sample of its bytes in a tar: finds its parts, decodes them, makes the type.
 
 Everything is picklable, for any kind of worker process.
 """
@@ -42,7 +42,7 @@ SampleMaker = Callable[[dict[str, Any], dict[str, Any]], Any]
 
 @dataclass(eq=False)
 class PartFilter:
-    """Which parts are read: those of some names, those that a function selects, or all."""
+    """The parts that are read: those of some names, those that a function selects, or all."""
 
     wanted: Callable[[str], bool] | Collection[str] | None
 
@@ -263,7 +263,7 @@ class SampleLoader:
 
     @property
     def origin(self) -> Origin:
-        """What its samples have in common."""
+        """The facts that its samples share."""
         return Origin(self.path, self.subflavors, self.loss_weight)
 
     @property
@@ -308,7 +308,7 @@ class SampleLoader:
 
     @property
     def kind(self) -> tuple[Any, ...] | None:
-        """What decides how `together` decodes a block; None if it never does."""
+        """Decides how `together` decodes a block; None if it never does."""
         part, decoder = self._one_part, self.decoder
         if part is None or (part and self._is_text(part, 0) is None):
             return None

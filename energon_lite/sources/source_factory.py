@@ -231,7 +231,7 @@ class SourceFactory(BaseCoreDatasetFactory[T_sample]):
 
     @property
     def num_samples_of_part(self) -> int:
-        """How many samples the split part has, without the excluded ones."""
+        """The number of samples of the split part, without the excluded ones."""
         return self.opened.reader.num_samples
 
     @property

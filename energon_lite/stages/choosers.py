@@ -1,4 +1,4 @@
-"""Which of several datasets each draw of a blend takes: by weight, of samples or of tokens."""
+"""Choose which of several datasets each draw of a blend takes: by weight, of samples or tokens."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ class CollectDataset(ListDataset[T]):
         """
         num_samples, num_read = self.dataset.num_items(Stream(0, 1)), 0
         found, is_once = Found([], [], [], []), self.traits.each_once and not self.endless
-        # Of a short stream all is read, so that it has its part of each source.
+        # A short stream is read whole, so that it has its part of each source.
         num_streams = max(1, num_samples // _PER_PLACE) if is_once else _PLACES
         places = [k * 5 % _PLACES * num_streams // _PLACES for k in range(_PLACES)]
         with suppress(Exception):  # the run meets what fails here, and reports it

@@ -86,7 +86,7 @@ class CombinedDataset(SavableDataset[T]):
 
     def _set_datasets(self, datasets: Sequence[SavableDataset[Any]]) -> None:
         self.datasets = tuple(datasets)
-        # By their sources, or by their number where they have none.
+        # Named by their sources, or by their number where they have none.
         names = ["+".join(facts.name for facts in dataset.sources()) for dataset in datasets]
         self.labels = Names(name or f"#{number}" for number, name in enumerate(names))
         self._routes = {

@@ -1,4 +1,4 @@
-"""Where a pass ends: virtual epochs and limits.
+"""The ends of passes: virtual epochs and limits.
 
 Both end a pass in the *loader*, after a number of items of its rank. The streams stay as they are,
 so that the order of the items does not depend on the number of ranks. A loader sees the end of a

@@ -162,7 +162,7 @@ class PlannedBatches(PlannedDataset):
 
     @property
     def samples_per_list(self) -> float:
-        """How many samples a list has."""
+        """The number of samples of a list."""
         return float(self.batch_size)
 
     def own_settings(self) -> dict[str, JSON]:

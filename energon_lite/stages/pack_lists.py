@@ -75,7 +75,7 @@ class PackLists(MeasuredLists):
 
 @dataclass
 class PackedSamplesOutput:
-    """What `select_samples_to_pack` may return instead of a list of packs.
+    """May be returned by `select_samples_to_pack` instead of a list of packs.
 
     Attributes:
         packs: lists of samples.

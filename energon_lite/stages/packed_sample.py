@@ -236,7 +236,7 @@ class PackColumns(Columns):
 
 
 class _Places(NamedTuple):
-    """Where the tokens of S samples lie in B rows of L tokens, counted over all rows.
+    """The places of the tokens of S samples in B rows of L tokens, counted over all rows.
 
     Attributes:
         shape: of the fields; B and L for a batch, L for a pack.
@@ -533,7 +533,7 @@ def _check_capacity(samples: Sequence[Any], sizes: list[int], total: int, packin
 def _loss_weights(
     columns: _Columns, labels: Int64Array, places: _Places, packing: Packing
 ) -> npt.NDArray[np.float32]:
-    """What each token's loss counts; labels of tokens that count nothing become `ignore_index`."""
+    """Weights of each token's loss; labels of tokens that count nothing become `ignore_index`."""
     samples, masks = columns.samples, columns["loss_mask"]
     has_loss = labels != packing.ignore_index
     own, kinds = columns.lookup(_LOSS_WEIGHTS[0])

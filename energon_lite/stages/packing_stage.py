@@ -153,7 +153,7 @@ class _PackCursor(MapCursor[T]):
             columns: Columns = self.spec.pack_columns(packs)
         except Exception as error:
             pass_on(error)
-            # Of one of them: it is named and counted where packs are made singly.
+            # One of them failed: it is named and counted where packs are made singly.
             items, keys = unskipped(self._run.call_timed(keys, packs), keys)
             return items, keys
         current_context().spend(keys[0], perf_counter() - since)

@@ -1,4 +1,4 @@
-"""What a pipeline reads, as references: the order without the bytes, and the bytes in any order.
+"""References that a pipeline reads: the order without the bytes, and the bytes in any order.
 
 A pipeline of stages that each work on one sample at a time, over stages that only decide the order,
 over sources, comes apart into both: which sample is next is known without reading; and a sample of

@@ -217,7 +217,7 @@ class PlannedDataset(ListDataset[list[Any]]):
             cursor = PlanCursor(self, stream)
             with context_of(StreamContext(stream, max_skip_rate=1.0)):
                 num = sum(len(window.packs) for window in cursor.windows())
-            # Of a shared plan, which is made once, those of all streams.
+            # A shared plan, which is made once, has those of all streams.
             counts = getattr(cursor.collector, "num_lists", None)
             found = {stream.index: num} if counts is None else dict(enumerate(counts.tolist()))
             self._counted.update({(i, *about[1:]): own for i, own in found.items()})

@@ -82,7 +82,7 @@ class MeasureCursor(StageCursor[T]):
 
     def __init__(self, spec: MeasureDataset[T], inner: Cursor[T]) -> None:
         super().__init__(spec, inner)
-        # Of samples up to here all tokens count.
+        # All tokens of samples up to here count.
         self._longest = sys.maxsize if spec.rules is None else spec.rules.longest
         self._run = FunctionRun(spec.function)
         self._takes_turns = takes_turns(spec.function, spec.dataset)
@@ -215,7 +215,7 @@ class MeasuredLists(CollectDataset[list[Any]]):
     def units(self, inner: Any) -> UnitsOf:
         """Returns what turns measured samples into whole ones or parts."""
         rules, stage, group_of = self.rules, self.kind, self._grouping()
-        # Of samples with one resource, those up to here need no second look.
+        # Samples with one resource and up to so long need no second look.
         longest = rules.limits[0] if len(rules.resources) == 1 else 0
         has_one_group = rules.group_by is None
 

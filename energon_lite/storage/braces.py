@@ -14,7 +14,7 @@ _NUMBERS = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.-?([0-9]+))?")
 _LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?([0-9]+))?")
 _ALPHABET = string.ascii_uppercase + string.ascii_lowercase
 
-# As many shards as a dataset may have, and some more.
+# More shards than a dataset has.
 MAX_NAMES = 2_000_000
 MAX_CHARACTERS = 256 << 20
 _MAX_DEPTH = 50

@@ -26,7 +26,7 @@ _FIRST_SEC, _FACTOR, _LONGEST_SEC = 0.02, 4, 1.0
 
 # So long after a file could not be read, it is tried for a moment only. [Unit: second]
 _AFTERWARDS_SEC, _MOMENT_SEC = 60.0, 0.1
-# Of how many files that is remembered.
+# The number of files of which that is remembered.
 _MOST_FAILED = 1000
 
 _current = threading.local()

@@ -1,4 +1,4 @@
-"""What the user's hooks do to samples and batches."""
+"""The user's hooks on samples and batches."""
 
 from energon_lite.names.energon_modules import energon_names
 

@@ -200,7 +200,7 @@ class TaskEncoder(PipelineBuilders, Generic[T_sample, T_encoded_sample, T_raw_ba
 
     @property
     def _pack_columns(self) -> Callable[[list[list[Any]]], PackColumns] | None:
-        """What makes several packs at once, if `pack_selected_samples` is the library's own."""
+        """Makes several packs at once, if `pack_selected_samples` is the library's own."""
         hook: Any = self.pack_selected_samples
         is_own = _function_of(self, "pack_selected_samples") is TaskEncoder.pack_selected_samples
         return functools.partial(PackColumns, packing=hook.__self__.packing) if is_own else None

@@ -91,7 +91,7 @@ class Hooks:
 
         An index of another encoder counts as valid: several encoders may share a tokenizer.
         """
-        # Of "media metadata, module:Encoder:hash" the last word.
+        # The last word of "media metadata, module:Encoder:hash".
         measured_by = str(source.stored_facts(index).get("encoder")).rpartition(" ")[2]
         now = fingerprint(self.encoder)
         if measured_by.rpartition(":")[0] == now.rpartition(":")[0] and measured_by != now:

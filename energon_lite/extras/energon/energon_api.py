@@ -371,7 +371,7 @@ def load_config(
 
 
 class EnergonDatasetType(Enum):
-    """What lies at a path."""
+    """The kind of thing at a path."""
 
     METADATASET = "metadataset"
     WEBDATASET = "webdataset"

@@ -129,7 +129,7 @@ class IterMapDataset(MapDataset[T]):
 
 
 class _Inputs(Iterator[Any]):
-    """What a function reads; knows the last input, and which errors came from below.
+    """The iterator that a function reads; knows the last input, and the errors from below.
 
     Attributes:
         key: restore key of the last input; () before the first.

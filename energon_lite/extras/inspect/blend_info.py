@@ -1,4 +1,4 @@
-"""What a metadataset has: the sources of each split, and their sizes."""
+"""The sources of each split of a metadataset, and their sizes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _split_rows(root: Node) -> list[dict[str, Any]]:
     index = next((node.lengths for node in blends if node.lengths), DEFAULT_NAME)
     unit = "tokens" if any(node.unit == "tokens" for node in blends) else "samples"
     rows = [[_source(folder, index) for folder in leaf.folders] for leaf in leaves(root)]
-    # Of a join, the first dataset has the samples.
+    # The first dataset of a join has the samples.
     _, weights = _sizes_and_weights(root, iter([own[0].get("samples", 0) for own in rows]))
     if weights is not None:
         places = [0.0, *(x for x in weights.breaks.tolist() if x > 0)]

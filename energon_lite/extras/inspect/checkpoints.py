@@ -69,7 +69,7 @@ class Checkpoint(NamedTuple):
 
     @property
     def place(self) -> tuple[int, ...]:
-        """How far the run is: its pass, and slots of the pass; nothing if a state is corrupt."""
+        """The place of the run: its pass, and slots of the pass; nothing if a state is corrupt."""
         names = ("pass", "base", "count", "world_size")
         rows: list[list[Any]] = [[state.get(name) for name in names] for state in self.states]
         if not all(type(value) is int for row in rows for value in row):

@@ -1,4 +1,4 @@
-"""What the streams of a run draw: references to samples, of which nothing is read.
+"""The draws of the streams of a run: references to samples, of which nothing is read.
 
 Axes: B batches of a stream, D samples, or parts of samples, that are drawn; S streams.
 """
@@ -50,7 +50,7 @@ class Draws(NamedTuple):
 
 
 class StreamDraws(NamedTuple):
-    """What one stream draws.
+    """The draws of one stream.
 
     Attributes:
         draws: in the order of their planning.
@@ -155,7 +155,7 @@ def draw_packs(
 
 
 class RunShape(NamedTuple):
-    """How a run goes through its data: in each step every rank takes a batch of items."""
+    """The way of a run through its data: in each step every rank takes a batch of items."""
 
     steps: int
     batch_size: int
@@ -169,7 +169,7 @@ class RunShape(NamedTuple):
 
 
 class RunDraws(NamedTuple):
-    """What the steps of a run draw, from all streams.
+    """The draws of the steps of a run, from all streams.
 
     Attributes:
         num_steps: steps for which every rank has a batch; fewer than wanted where the data end.

@@ -21,7 +21,7 @@ _HIDDEN = ("", ".", "..")  # names that no folder can show
 
 
 class FilePlace(NamedTuple):
-    """Where the content of a file lies.
+    """The place of the content of a file.
 
     Attributes:
         shard: number of the tar; -1 for a file that lies in none.

@@ -49,7 +49,7 @@ DEFAULT_COST = CostModel(token=1.0, token_squared=1 / 24_576)
 
 @dataclasses.dataclass(frozen=True)
 class SourcePlan:
-    """What a run will read of one source.
+    """The samples that a run will read of one source.
 
     Attributes:
         name: the source's id.
@@ -92,7 +92,7 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True)
 class PackPlan:
-    """What packs a run will have.
+    """The packs that a run will have.
 
     Attributes:
         capacity: tokens of a pack.
@@ -113,7 +113,7 @@ class PackPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run will read.
+    """All that a run will read.
 
     Attributes:
         path: what was planned.
@@ -178,7 +178,7 @@ class BalanceRow:
 
 @dataclasses.dataclass(frozen=True)
 class BalanceReport:
-    """How long ranks will wait for each other.
+    """The time that ranks will wait for each other.
 
     Attributes:
         path: of the data.
@@ -270,7 +270,7 @@ def plan(
 
 
 class _Forecast(NamedTuple):
-    """What a run will have: samples of each interval and source.
+    """The samples that a run will have of each source in each interval.
 
     Attributes:
         steps, drawn_steps, more_batches, packing: as in `Plan`.
@@ -291,7 +291,7 @@ class _Forecast(NamedTuple):
 
     @property
     def actual(self) -> Float64Array | None:
-        """What actual shares are shares of; shape (K, N)."""
+        """Returns what actual shares are shares of; shape (K, N)."""
         return self.tokens if self.by_tokens else self.samples
 
 

@@ -1,4 +1,4 @@
-"""What a prepared folder has, from its `.nv-meta` alone."""
+"""The contents of a prepared folder, from its `.nv-meta` alone."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class LintProblem(NamedTuple):
 
 @dataclasses.dataclass
 class LintReport:
-    """What `lint_dataset` found.
+    """The findings of `lint_dataset`.
 
     Attributes:
         path: the dataset's folder.

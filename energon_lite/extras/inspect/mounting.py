@@ -28,7 +28,7 @@ _DEVICE = (
 
 
 class MountedFiles:
-    """What the kernel asks of a file system, answered by `DatasetFiles`.
+    """The calls of the kernel to a file system, answered by `DatasetFiles`.
 
     Method names and arguments are those of FUSE. Errors are OSErrors with a number.
 

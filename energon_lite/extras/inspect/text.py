@@ -205,7 +205,7 @@ def balance_text(report: BalanceReport) -> Iterator[str]:
     yield from table_lines(rows)
 
 
-# Of a thousand sources, a screenful.
+# A screenful of a thousand sources.
 _LISTED_WARNINGS = 20
 _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "size": ("size", "{:,}".format),

@@ -189,7 +189,7 @@ class JoinSide:
 
     @cached_property
     def uuid(self) -> str:
-        """What `prepare` names the indexes of the folder by; empty in an old dataset."""
+        """The name that `prepare` took for the indexes of the folder; empty in an old dataset."""
         try:
             return files.read_file(self.root / META / INDEX_UUID, 1000).decode().strip()
         except (OSError, ValueError):

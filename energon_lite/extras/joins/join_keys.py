@@ -59,7 +59,7 @@ def energon_digest_of(sides: Sequence[JoinSide]) -> str | None:
 
 @dataclass
 class JoinReport:
-    """How the samples of a join match.
+    """The way in which the samples of a join match.
 
     Attributes:
         path: the index.

@@ -210,7 +210,7 @@ class JoinLoader:
         DatasetFormatError: The class has not the fields that it takes of the datasets.
     """
 
-    # As of a `SampleLoader`: blocks are not decoded together.
+    # As in a `SampleLoader`: blocks are not decoded together.
     kind: tuple[Any, ...] | None = None
 
     def __init__(

@@ -50,7 +50,7 @@ def line_index_path(path: PurePath) -> PurePath:
 
 
 class Lines(NamedTuple):
-    """Where the samples of a JSONL file lie.
+    """The places of the samples of a JSONL file.
 
     Attributes:
         offsets: shape (N + 1,): sample i is at bytes [i] to [i + 1].

@@ -51,7 +51,7 @@ _LISTED = 20
 
 @dataclass
 class LengthReport:
-    """What was measured of one split part.
+    """The measurements of one split part.
 
     Attributes:
         path: the dataset's folder.

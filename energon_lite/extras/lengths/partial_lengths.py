@@ -1,4 +1,4 @@
-"""What was measured so far of a length index, whatever becomes of the process."""
+"""The part of a length index that was measured so far, whatever becomes of the process."""
 
 from __future__ import annotations
 

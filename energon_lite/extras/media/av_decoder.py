@@ -359,7 +359,7 @@ def get_clips_uniform(
     steps = max(1, num_clips - 1)
     starts = [last_start * index / steps for index in range(num_clips)]
     ranges = [(start, start + clip_duration_seconds) for start in starts]
-    # Of no length, they are single frames, of which the last is the last of the video.
+    # Clips of no length are single frames, of which the last is the last of the video.
     last = (number or 1) - 1
     numbers = [(2 * last * index + steps) // (2 * steps) for index in range(num_clips)]
     by_number = not clip_duration_seconds and number is not None

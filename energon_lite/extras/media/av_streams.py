@@ -50,7 +50,7 @@ _FILES = (io.BufferedReader, io.FileIO, io.BufferedRandom)
 
 
 class AVIndexMode(Enum):
-    """How frames are found by their number."""
+    """The way to find frames by their number."""
 
     FRAMES = "frames"  # the header lists all frames: mp4, mov
     PTS = "pts"  # the file lists times of keyframes: mkv, webm

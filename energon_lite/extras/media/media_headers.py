@@ -40,7 +40,7 @@ _ICON = b"\0\0\1\0"
 
 
 class MediaFilterStrategy(str, Enum):
-    """How files with media metadata are chosen."""
+    """The ways to choose files with media metadata."""
 
     EXTENSION = "EXTENSION"
     HEADER = "HEADER"
@@ -49,7 +49,7 @@ class MediaFilterStrategy(str, Enum):
 
 @dataclasses.dataclass
 class MediaFilterConfig:
-    """Which files get media metadata.
+    """The choice of files that get media metadata.
 
     Attributes:
         strategy: by the extension of the name, by the first bytes of the content (and the
@@ -213,7 +213,7 @@ class MediaFile(NamedTuple):
 
 
 class MediaRows(NamedTuple):
-    """What was found in some files.
+    """The findings in some files.
 
     Attributes:
         rows: (entry key, type, JSON) per file with metadata.

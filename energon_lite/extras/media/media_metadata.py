@@ -54,7 +54,7 @@ class MediaMetadataType(str, Enum):
 
 @dataclasses.dataclass(slots=True)
 class MediaMetadataBase:
-    """What is known of an image, a video or a recording without decoding it."""
+    """Facts of an image, a video or a recording that are known without decoding it."""
 
     metadata_type: ClassVar[MediaMetadataType]
 

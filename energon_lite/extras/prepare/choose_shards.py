@@ -1,4 +1,4 @@
-"""Which tars a folder has, and which of them belong to which split part."""
+"""Finds the tars of a folder, and which of them belong to which split part."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def _named_shards(root: Path, paths: Iterable[str | os.PathLike[str]]) -> list[s
     for path in [paths] if isinstance(paths, str) else paths:
         text = _relative(root, path)
         try:
-            # What has this very name is no pattern.
+            # A file of this very name is no pattern.
             expanded = [text] if files.is_file(root / text) else expand(text)
         except ValueError as error:
             raise ValueError(f"path {text!r}: {error}") from None

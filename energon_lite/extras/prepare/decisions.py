@@ -1,4 +1,4 @@
-"""What to read and what to write: decided and checked before a single tar is read."""
+"""Decides and checks what to read and what to write before a single tar is read."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class Plan(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far a run has come, in whole shards."""
+    """The progress of a run, in whole shards."""
 
     shards: int
     num_shards: int

@@ -35,7 +35,7 @@ from energon_lite.formats.tar import TarError, iter_tar, split_name
 from energon_lite.storage import files
 from energon_lite.storage.local_paths import local_path
 
-# What is appended to the name of a tar that `rename_samples` has replaced.
+# Appended to the name of a tar that `rename_samples` has replaced.
 ORIGINAL = ".orig"
 _MAGIC = {
     b"\x1f\x8b": "gzip",
@@ -47,7 +47,7 @@ _MAGIC = {
 
 
 class ShardResult(NamedTuple):
-    """What was found in a shard.
+    """The findings in a shard.
 
     Attributes:
         shard: the tar.

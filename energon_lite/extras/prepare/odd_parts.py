@@ -1,4 +1,4 @@
-"""What is odd about the parts of a dataset, found before training meets it."""
+"""Finds what is odd about the parts of a dataset before training meets it."""
 
 from __future__ import annotations
 

@@ -33,13 +33,13 @@ from energon_lite.formats.sqlite import INDEX_SQLITE
 from energon_lite.storage import files
 
 _FILES_PER_TASK = 256
-# Of each file of a folder: name, size and time of the last change.
+# For each file of a folder: name, size and time of the last change.
 _Files = list[tuple[str, int, int]]
 
 
 @dataclasses.dataclass(frozen=True)
 class MediaReport:
-    """What `prepare_media` found.
+    """The findings of `prepare_media`.
 
     Attributes:
         path: the folder.

@@ -1,4 +1,4 @@
-"""What preparing a dataset found and wrote."""
+"""The report of preparing a dataset: what was found and written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SplitCount:
 
 @dataclasses.dataclass(frozen=True)
 class PrepareReport:
-    """What `prepare_dataset` found and wrote.
+    """The report of `prepare_dataset`: what it found and wrote.
 
     Attributes:
         path: the dataset's folder.

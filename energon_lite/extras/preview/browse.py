@@ -42,7 +42,7 @@ _BLOCK, _MAX_DRAWS, _MAX_SEARCHED = 1024, 5_000_000, 100_000
 
 
 class Place(NamedTuple):
-    """Where a sample lies: the number of its source, its number there, and the epoch."""
+    """The place of a sample: the number of its source, its number there, and the epoch."""
 
     source: int
     number: int
@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Query:
-    """Which samples, and in which order: `source` is a number, `text` stands in the sample."""
+    """A choice of samples and their order: `source` is a number, `text` stands in the sample."""
 
     order: Order = "files"
     source: int | None = None
@@ -72,7 +72,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceRow:
-    """What is known of a source: `share` of the run's first samples in 0..1, if it is known."""
+    """Facts of a source: `share` of the run's first samples in 0..1, if it is known."""
 
     facts: SourceFacts
     path: str

@@ -74,7 +74,7 @@ class SlotReader:
             path, split_part=split_part, task_encoder=encoder, worker_config=config, **settings
         )
         self._pass, self._lock = 0, Lock()
-        # Of each stream the places that are known, by the number of its next batch.
+        # The known places of each stream, by the number of its next batch.
         self._places: dict[int, dict[int, Snapshot]] = {}
         self.first = 0
         if states:

@@ -1,4 +1,4 @@
-"""Where the time of a run goes, and the line that names what to change."""
+"""Finds where the time of a run goes, and writes the line that names what to change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run did: shares, epochs, rates, ranks, skips, times; and what to change."""
+"""The report of a run: shares, epochs, rates, ranks, skips, times; and what to change."""
 
 from __future__ import annotations
 

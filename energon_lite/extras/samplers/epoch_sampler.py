@@ -60,7 +60,7 @@ _COUNTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class EpochSettings(LengthRules):
-    """What an epoch depends on, in all samplers.
+    """The settings on which an epoch depends, in all samplers.
 
     Args:
         seed: with the epoch, it fixes what is shuffled.
@@ -241,7 +241,7 @@ class EpochBatchSampler(BatchSampler):
         """Sets a place that may differ from that when the sampler was made."""
         self.rank, self.world_size = rank, world_size
 
-    # What others read and set.
+    # Attributes that others read and set.
 
     @property
     def batch_size(self) -> Any:
@@ -367,12 +367,12 @@ class EpochBatchSampler(BatchSampler):
 
     @property
     def num_overlong(self) -> int:
-        """How many samples of this epoch are too long: dropped, or each in a list by itself."""
+        """The number of samples of this epoch that are too long: dropped, or each in its list."""
         return self._planned().num_overlong
 
     @property
     def num_repeated(self) -> int:
-        """How many samples are yielded again, over all ranks, so that all get as many.
+        """The number of samples yielded again, over all ranks, so that all get as many.
 
         After `load_state_dict`, of the rest of the epoch; so with `num_dropped`.
         """
@@ -390,7 +390,7 @@ class EpochBatchSampler(BatchSampler):
 
     @property
     def num_dropped(self) -> int:
-        """How many samples are dropped, as they fill no list or no batch, by `end`, `drop_last`."""
+        """The number of samples dropped as they fill no list or no batch (`end`, `drop_last`)."""
         plan = self._planned()
         unplanned = max(plan.num_samples - len(plan.lists.indices), 0)
         offsets = plan.lists.offsets
@@ -451,7 +451,7 @@ class EpochBatchSampler(BatchSampler):
 
     @cached_property
     def _config(self) -> dict[str, Any]:
-        """What another run must have in common to resume where this one stopped."""
+        """The settings that another run must share to resume where this one stopped."""
         values = vars(self.settings) | vars(self)
         names = ("lengths", "seed", "shuffle", *self._saved)
         config = {name: _plain_value(values[name]) for name in names}

@@ -1,4 +1,4 @@
-"""How to measure what packs cost, and how evenly steps load the ranks.
+"""Measures what packs cost, and how evenly steps load the ranks.
 
 Axes: N samples, P packs, S steps, K ranks. A rank without a pack in some step has a cost of 0
 there; see `StepPlan.costs`.

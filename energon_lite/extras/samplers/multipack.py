@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class PackSettings(Packing, EpochSettings):
-    """What a sampler can do of a task encoder's packing, and what all samplers have."""
+    """A sampler of packs: what a sampler can do of a task encoder's packing."""
 
     algorithm: Algorithm = "best"
     overlong: Overlong = "error"
@@ -193,7 +193,7 @@ class MultipackBatchSampler(EpochBatchSampler):
         """Returns the packs of an epoch: packed, cut for the ranks, shuffled, and balanced."""
         settings = self.settings
         lengths_NR = self.lengths.reshape(len(self.lengths), -1)
-        # As large as a whole pack, an overlong sample shares it with none.
+        # An overlong sample, as large as a whole pack, shares it with none.
         is_overlong = self._is_overlong[order_N, None]
         sizes_NR = np.where(is_overlong, settings.limits, lengths_NR[order_N]).astype(np.int64)
         limits: dict[str, Any] = {"max_samples": settings.max_samples, "align": settings.alignments}

@@ -1,4 +1,4 @@
-"""What comes from outside: the order of a user's sampler, and how accelerate shards batches.
+"""The order of a user's sampler, and the sharding of batches by accelerate.
 
 `Accelerator.prepare(loader)` puts a `BatchSamplerShard` around the batch sampler: of N processes,
 process r keeps every N-th batch, from batch r on. A sampler that yields the batches of one rank
@@ -128,7 +128,7 @@ def order_of(sampler: Iterable[int], num_samples: int) -> Int64Array:
 
 
 class Shard(NamedTuple):
-    """What accelerate does with the batches that a sampler yields.
+    """The way in which accelerate shards the batches that a sampler yields.
 
     Attributes:
         rank: index of this process.

@@ -120,7 +120,7 @@ class FileStoreCachePool(CachePool):
 
     @property
     def _cache(self) -> _FileCache:
-        """What this process has of the cache; a new one in a fork, and after `close`."""
+        """The part of the cache that this process has; a new one in a fork, and after `close`."""
         with _changed:
             cache = self._used
             if cache is None or not cache.is_usable():

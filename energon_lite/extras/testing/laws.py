@@ -272,7 +272,7 @@ def _check_refusal(ref: ReferenceRun, middle: Snapshot) -> None:
             what = f"raises {type(error).__name__}, not StateError: {error}"
             raise ref.error(law, where, what) from error
         else:
-            # What the state does not need may be missing: then nothing else comes.
+            # Fields that the state does not need may be missing: then nothing else comes.
             if not where.startswith("without"):
                 raise ref.error(law, where, f"is restored: {json.dumps(broken)}")
             ref.expect(law, where, run, len(ref.entries) // 2)

@@ -1,1 +1,1 @@
-"""What single trainers need: Accelerate, and the `Trainer` of transformers."""
+"""Adapters for single trainers: Accelerate, and the `Trainer` of transformers."""

@@ -21,7 +21,7 @@ Applied = tuple[Matrix, Size, Any]
 
 
 class TransformMapper:
-    """What a transform does to the matrix and the size of a warp.
+    """The effect of a transform on the matrix and the size of a warp.
 
     Args:
         transform: the transform of torchvision, of `torchvision.transforms` or its `v2`.

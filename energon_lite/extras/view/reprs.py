@@ -1,4 +1,4 @@
-"""What `repr` returns for samples, batches, datasets and loaders: short, and without reading."""
+"""Texts of `repr` for samples, batches, datasets and loaders: short, and without reading."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def share_text(shares: Sequence[float], places: Sequence[float]) -> str:
         places: draws of the run, ascending, at which a schedule has a point.
     """
     edges = [i for i, share in enumerate(shares) if not i or abs(share - shares[i - 1]) > 1e-9]
-    # Of a thousand sources, some have a share of 0.0002 %.
+    # Some of a thousand sources have a share of 0.0002 %.
     texts = [f"{100 * s:.1f} %" if s > 5e-4 or not s else f"{100 * s:.1g} %" for s in shares]
     texts = [texts[edge] for edge in edges]
     if len(texts) > _MAX_SHARES:

@@ -29,7 +29,7 @@ from energon_lite.loader.workers.codec import Packed, unpacked
 # Pickled bytes of this size lie in the arena, too: so the socket has room for several deliveries.
 _LARGE_BODY = 32 << 10
 _READ_BYTES = 1 << 16
-# What is returned of the arena at once.
+# The part of the arena that is returned at once.
 _NUM_RETURNED = 100
 
 # How many small deliveries that were quickly made may be unread, and how large they may be
@@ -38,7 +38,7 @@ _MOST_AHEAD, _BYTES_AHEAD, _QUICK_SEC = 32, 512 << 10, 0.001
 
 # Kind of message, its number, and the bytes of its body.
 _HEAD = struct.Struct("<BQI")
-# Of a delivery: number of the arena and its length, and how many ranges follow.
+# A delivery begins with the number of the arena, its length, and how many ranges follow.
 _PLACE = struct.Struct("<QQI")
 # Start and size of a range.
 _RANGE = struct.Struct("<QQ")
@@ -80,7 +80,7 @@ class Closed(Exception):
 
 
 class Message(NamedTuple):
-    """What one process sends to the other."""
+    """The messages that one process sends to the other."""
 
     kind: int
     number: int
@@ -180,7 +180,7 @@ class Channel:
 
 
 class Outlet:
-    """Where a worker process sends deliveries.
+    """The end at which a worker process sends deliveries.
 
     Args:
         channel: to the training loop, which sends an arena first.
@@ -268,7 +268,7 @@ class Outlet:
 
 
 class Inlet:
-    """Where the training loop receives the deliveries of a worker process.
+    """The end at which the training loop receives the deliveries of a worker process.
 
     Args:
         channel: to the worker process.

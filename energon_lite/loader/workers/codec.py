@@ -1,4 +1,4 @@
-"""How a delivery travels as bytes, whatever the channel: pickled, with large memory beside it.
+"""Makes bytes of deliveries, whatever the channel: pickled, with large memory beside them.
 
 Larger arrays and tensors are not in the pickled bytes (protocol 5), so that a channel may put them
 where they need no copy. What cannot be pickled is replaced by an error that names the part, so that
@@ -63,7 +63,7 @@ def _reduce_array(array: Any) -> Any:
 
 
 def _sent_array(content: Any, shape: Any, dtype: Any, order: Any) -> Any:
-    # Of an array that is not writable, pickle returns a view that is not; the memory below it is.
+    # pickle returns a view that is not writable of such an array; the memory below it is.
     return np.ndarray(shape, dtype, getattr(content, "obj", content), order=order)
 
 
@@ -153,7 +153,7 @@ _REDUCE: dict[type, Callable[[Any], Any]] = {
 def _reducers() -> dict[type, Callable[[Any], Any]]:
     """Returns how values are pickled, by type."""
     registered: Any = ForkingPickler
-    # Of other numbers if a module of a hook has registered a type.
+    # The numbers change if a module of a hook registers a type.
     return _merged(len(copyreg.dispatch_table), len(registered._extra_reducers))
 
 
@@ -245,7 +245,7 @@ def packed_delivery(value: Delivery | WorkerError, where: str) -> Packed:
 
 
 class WorkerJob:
-    """What a worker process is to do.
+    """An order to a worker process.
 
     It is pickled apart, so that an error names its part, and that of `__call__` reaches the loop.
 

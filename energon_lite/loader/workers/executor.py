@@ -31,7 +31,7 @@ _POLL_SEC = 0.5
 
 
 class Pass(NamedTuple):
-    """What a worker is to compute.
+    """The work of a worker.
 
     Attributes:
         number: counts the passes of a loader.
@@ -45,7 +45,7 @@ class Pass(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """How long a delivery may be waited for, in seconds; 0 for any time.
+    """The longest wait for a delivery, in seconds; 0 for any time.
 
     Attributes:
         report_sec: until it is logged what the worker does.
@@ -59,7 +59,7 @@ class Limits(NamedTuple):
 
 
 class RunSettings(NamedTuple):
-    """What decides how a rank runs, and no content.
+    """Settings that decide how a rank runs, and no content.
 
     Attributes:
         prefetch_factor: batches that each worker computes ahead.
@@ -83,7 +83,7 @@ class RunSettings(NamedTuple):
 
 
 class WorkerSettings(NamedTuple):
-    """What a worker gets when it starts; can be pickled if the pipeline can.
+    """The arguments with which a worker starts; can be pickled if the pipeline can.
 
     Attributes:
         info: its number, how many there are, the seed of its global generators, and the pipeline;

@@ -51,7 +51,7 @@ class Delivery(NamedTuple):
 
 
 class StreamStart(NamedTuple):
-    """Where a stream resumes: from `snapshot`, with batch `first` as the next to be emitted."""
+    """The place where a stream resumes: `snapshot`, with batch `first` the next to be emitted."""
 
     first: int = 0
     snapshot: Snapshot | None = None
@@ -59,7 +59,7 @@ class StreamStart(NamedTuple):
 
 @dataclass(eq=False)
 class PassStart:
-    """Where a rank begins: slots, pass, and the position of each of its streams."""
+    """The place where a rank begins: slots, pass, and the position of each of its streams."""
 
     slots: RankSlots
     pass_index: int = 0

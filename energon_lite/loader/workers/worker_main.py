@@ -1,4 +1,4 @@
-"""What runs in a worker process: computes the deliveries of its streams, and sends them.
+"""Main function of a worker process: computes the deliveries of its streams, and sends them.
 
 The main thread computes and sends. A second one sleeps until the training loop has an order or a
 question, and ends the process when the loop has ended, whatever the other one does.
