@@ -106,6 +106,42 @@ def test_pictures_and_texts_in_one_blend(tmp_path) -> None:
     assert [row[1:] for row in found] == [row[1:] for row in expected[:-1]]
 
 
+@pytest.mark.parametrize(
+    ("names", "is_bad"),
+    [
+        pytest.param("a", lambda place: place % 2 == 1, id="made one by one"),
+        # Reads of 32, 128, 512 samples and so on. Those of the third are decoded together.
+        pytest.param("ab", lambda place: not 160 <= place < 672, id="decoded together"),
+    ],
+)
+def test_failures_between_samples_that_can_be_read_are_not_in_a_row(
+    tmp_path, names, is_bad
+) -> None:
+    texts = {name: [b"text"] * 400 for name in names}
+
+    def write() -> None:
+        for name, values in texts.items():
+            members = [(f"{i:04}.txt", text) for i, text in enumerate(values)]
+            write_tar(tmp_path / name / "a.tar", members)
+
+    def run_of_both() -> StreamRun[Any]:
+        factories = [load_factory(tmp_path / name, split_part="train") for name in names]
+        blend = BlendDataset(*[(factory.build(), 1.0) for factory in factories])
+        return StreamRun(blend, Stream(0, 1), max_skip_rate=1)
+
+    write()
+    for name in names:
+        prepared(tmp_path / name, "TextSample", {"text": "txt"})
+    keys = [run.key for run in [run_of_both()] for _ in run]
+    bad = [key for place, key in enumerate(keys) if is_bad(place)]
+    for name, _, index, _ in bad:
+        texts[name[0]][index] = b"\xff\xfe.."
+    write()
+    run = run_of_both()
+    assert [run.key for _ in run] == [key for key in keys if key not in bad]
+    assert [record.restore_key for record in run.context.take_records()] == bad
+
+
 def test_a_sample_that_cannot_be_read_uses_its_draw_up(tmp_path) -> None:
     sources = [source_of(text_set(tmp_path / name, 40), repeat=False) for name in "ab"]
     blend = BlendDataset((sources[0], 2.0), (sources[1], 1.0))
