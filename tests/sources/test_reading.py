@@ -142,6 +142,34 @@ def test_failures_between_samples_that_can_be_read_are_not_in_a_row(
     assert [record.restore_key for record in run.context.take_records()] == bad
 
 
+def test_a_source_that_is_drawn_late_has_its_subflavors(tmp_path) -> None:
+    sources = [source_of(text_set(tmp_path / name, 40)) for name in "ab"]
+    blend = BlendDataset((sources[0], 150.0), (sources[1], 1.0))
+    expected = alone(blend, 40, 8)
+    names = [key[0] for row in expected[:-1] for key in row[1][2:]]
+    assert 32 <= names.index("b/train") < 160  # the first two reads
+    assert [row[:2] for row in lists_of(run_of(blend, 8), 40)] == [row[:2] for row in expected[:-1]]
+
+
+def test_a_read_that_is_interrupted_is_done_again(tmp_path, monkeypatch) -> None:
+    source = source_of(text_set(tmp_path, 300), repeat=False)
+    whole = [run.key for run in [StreamRun(source, Stream(0, 1))] for _ in run]
+    read_on, reads = reading._Part.read_on, iter(range(100))
+
+    def interrupted(part: Any) -> None:
+        if next(reads) == 1:
+            part._blocks.close()
+            raise KeyboardInterrupt
+        read_on(part)
+
+    monkeypatch.setattr(reading._Part, "read_on", interrupted)
+    run, keys = StreamRun(source, Stream(0, 1)), []
+    with pytest.raises(KeyboardInterrupt):
+        keys.extend(run.key for _ in run)
+    keys.extend(run.key for _ in run)
+    assert keys == whole
+
+
 def test_a_sample_that_cannot_be_read_uses_its_draw_up(tmp_path) -> None:
     sources = [source_of(text_set(tmp_path / name, 40), repeat=False) for name in "ab"]
     blend = BlendDataset((sources[0], 2.0), (sources[1], 1.0))
