@@ -124,22 +124,24 @@ def test_failures_between_samples_that_can_be_read_are_not_in_a_row(
             members = [(f"{i:04}.txt", text) for i, text in enumerate(values)]
             write_tar(tmp_path / name / "a.tar", members)
 
-    def run_of_both() -> StreamRun[Any]:
+    def both() -> Any:
         factories = [load_factory(tmp_path / name, split_part="train") for name in names]
-        blend = BlendDataset(*[(factory.build(), 1.0) for factory in factories])
-        return StreamRun(blend, Stream(0, 1), max_skip_rate=1)
+        return BlendDataset(*[(factory.build(), 1.0) for factory in factories])
 
     write()
     for name in names:
         prepared(tmp_path / name, "TextSample", {"text": "txt"})
-    keys = [run.key for run in [run_of_both()] for _ in run]
+    keys = [run.key for run in [StreamRun(both(), Stream(0, 1))] for _ in run]
     bad = [key for place, key in enumerate(keys) if is_bad(place)]
     for name, _, index, _ in bad:
         texts[name[0]][index] = b"\xff\xfe.."
     write()
-    run = run_of_both()
-    assert [run.key for _ in run] == [key for key in keys if key not in bad]
-    assert [record.restore_key for record in run.context.take_records()] == bad
+    left = [key for key in keys if key not in bad]
+    for dataset in (both(), BatchLists(both(), 16)):
+        run = StreamRun(dataset, Stream(0, 1), max_skip_rate=1)
+        found = [run.key for _ in run]
+        assert [key for own in found for key in (own[2:] if own[0] == "batch" else [own])] == left
+        assert [record.restore_key for record in run.context.take_records()] == bad
 
 
 def test_a_source_that_is_drawn_late_has_its_subflavors(tmp_path) -> None:

@@ -221,3 +221,12 @@ def test_a_blend_that_never_ends_says_so_where_its_length_is_asked(folder: Path)
     schedule = Schedule("linear", ((0, 1), (5, 0), (2_000, 0), (2_001, 1)))
     blend = BlendDataset((sources[0], 1.0), (sources[1], schedule), until="all_once")
     assert len(blend) == sum(1 for _ in StreamRun(blend, Stream(0, 1)))
+
+
+def test_a_blend_whose_weights_end_is_read_nearly_up_to_there(folder: Path) -> None:
+    sources = [load_factory(folder, name=name).build(repeat=True) for name in "ab"]
+    ending = Schedule("step", ((0, 1), (600, 0)))
+    run, keys = StreamRun(BlendDataset(*[(s, ending) for s in sources]), Stream(0, 1)), []
+    with pytest.raises(ValueError, match="all weights of the blend are 0 at draw 60"):
+        keys.extend(run.key for _ in run)
+    assert 500 < len(keys) <= 600
