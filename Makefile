@@ -12,7 +12,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet 
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test trainers browser dist check lint types architecture docs docs-index bench \
-    bench-peers soak clean
+    bench-peers bench-scale soak clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -111,6 +111,9 @@ bench: $(INSTALLED) ## Measure speed, as ratios to hand-written loops
 bench-peers: ## Measure other loaders beside ours, each in an environment made for it
 	$(PYTHON) -m benchmarks.peers $(ARGS)
 
+bench-scale: $(INSTALLED) ## Measure how costs grow with ranks, streams, sources and buffers
+	$(BIN)/python -m benchmarks.scale $(ARGS)
+
 # Some tests take long, and a watchdog that prints the frames of a busy thread may crash Python.
 SOAK := HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest --benchmark-disable -o faulthandler_timeout=0
 
@@ -119,6 +122,7 @@ soak: $(INSTALLED) ## Run every property with a thousand examples, and the long 
 	$(SOAK) -m "(hypothesis or soak) and not (soak and processes)" -n $(JOBS) --maxprocesses=8 \
 	    --dist=worksteal $(ARGS)
 	$(SOAK) -m "soak and processes" -p no:xdist $(ARGS)
+	$(BIN)/python -m benchmarks.scale
 
 clean: ## Remove .venv and its like, caches and the demo's data
 	rm -rf $(VENV) $(TRAINERS) .venv-peers $(DOCS) .site demo_data build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks

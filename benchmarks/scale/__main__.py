@@ -1,0 +1,38 @@
+"""Prints how costs grow with the size of a run, as one table: `python -m benchmarks.scale`.
+
+Other ranks are simulated, one at a time. Each part runs in a process for itself, since it measures
+memory. A part is a module beside this one that prints rows `name, size, value, unit`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+
+PARTS = ("exchange", "elastic", "states", "sources", "packing")
+
+
+def rows_of(part: str, folder: str) -> list[list[str]]:
+    """Runs a part; returns its rows."""
+    command = [sys.executable, "-m", f"benchmarks.scale.{part}", folder]
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    rows = [line.split(", ") for line in printed.splitlines()]
+    return [row for row in rows if len(row) == 4]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", default=PARTS, metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--folder", help="keeps the datasets that parts write for the next time")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        print("| part | what | size | value | unit |\n|---|---|---|---|---|")
+        for part in arguments.parts:
+            for row in rows_of(part, arguments.folder or temporary):
+                print(f"| {' | '.join([part, *row])} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
