@@ -251,8 +251,10 @@ class WindowShuffle:
 
     window: int
     key: int
-    # The tables of the windows that the last call needed, for rounds 1 and 2.
+    # The tables of the windows that the last call needed, for rounds 1 and 2; and the permutations
+    # of windows that are too large for them, by segment and window.
     _tables: dict[int, tuple[tuple[Any, ...], Int64Array]] = field(default_factory=dict, init=False)
+    _large: dict[int, dict[tuple[int, int], Permutation]] = field(default_factory=dict, init=False)
 
     def __call__(self, segment: Segment, positions: Int64Array) -> Int64Array:
         """Returns where the samples at `positions`, ascending, come from; all from its start on."""
@@ -272,11 +274,14 @@ class WindowShuffle:
             table = self._table(number, segment, first, edges)
             moved: Int64Array = lows + table[windows - first, local - lows]
             return moved
-        result = np.empty_like(local)
-        for row, size in enumerate(np.diff(edges).tolist()):
-            chosen = windows == first + row
-            permutation = Permutation(size, self.key, segment.number, first + row, number)
-            result[chosen] = lows[chosen] + permutation(local[chosen] - lows[chosen])
+        # A piece of such a window, at the border of a segment, may be small, and have a table.
+        known, result = self._large.get(number, {}), np.empty_like(local)
+        used = self._large[number] = {}
+        for window, size in enumerate(np.diff(edges).tolist(), first):
+            name = segment.number, window
+            own = known.get(name) or Permutation(size, self.key, *name, number)
+            used[name], chosen = own, windows == window
+            result[chosen] = lows[chosen] + own(local[chosen] - lows[chosen])
         return result
 
     def _table(self, number: int, segment: Segment, first: int, edges: Int64Array) -> Int64Array:
