@@ -340,6 +340,11 @@ class SourceOrder:
         """Returns the order of one stream."""
         return StreamOrder(self, stream)
 
+    @cached_property
+    def keys(self) -> tuple[int, int]:
+        """The keys of slices and of dealing, which all streams have in common."""
+        return key_of("slices", self.seed, self.source), key_of("deal", self.source)
+
 
 class StreamOrder:
     """The order of one stream of a source; positions count from 0 at the start of a pass.
@@ -362,16 +367,17 @@ class StreamOrder:
             # A stream's share should hold as many slices as are read side by side.
             share = order.num_samples // (stream.num_streams * order.interleave)
             slice_length = max(1, min(order.max_slice, share))
-            key = key_of("slices", order.seed, order.source)
+            key, shift = order.keys
             self._epochs = EpochOrder(
                 order.num_samples, slice_length, order.interleave, order.multiplier, key
             )
             if slice_length == 1:
                 window = 0  # the epoch is a permutation of single samples already
             self._per_pass = order.pass_samples or self._epochs.num_places
-            shift = key_of("deal", order.source)
             self._dealing = ShuffledDealing(self._per_pass, stream, shift)
-        key = key_of("window", order.seed, order.source, stream.num_streams, stream.index)
+        key = 0
+        if window > 1:
+            key = key_of("window", order.seed, order.source, stream.num_streams, stream.index)
         self._shuffle = WindowShuffle(window, key)
         self._start, stop = (0, None) if order.endless else self._dealing.pass_range
         self.length = None if stop is None else stop - self._start
