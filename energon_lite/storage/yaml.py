@@ -256,14 +256,14 @@ def _common(text: str) -> Any:
         return None
 
 
-def _copied(value: Any, name: str) -> Any:
+def _as_of(value: Any, name: str) -> Any:
     """Copies what `_common` returned, for the file `name`."""
     if type(value) is YamlMap:
         copy = YamlMap(name, value.line)
         copy.lines = value.lines
-        copy.update((key, _copied(item, name)) for key, item in value.items())
+        copy.update((key, _as_of(item, name)) for key, item in value.items())
         return copy
-    return [_copied(item, name) for item in value] if type(value) is list else value
+    return [_as_of(item, name) for item in value] if type(value) is list else value
 
 
 def parse_yaml(text: str, name: str, on_double: OnDouble = refuse_double) -> Any:
@@ -287,7 +287,7 @@ def parse_yaml(text: str, name: str, on_double: OnDouble = refuse_double) -> Any
         return _parse_json(text, name, on_double)
     # A copy of what aliases stand for could be large.
     if len(text) <= _SHORT and "*" not in text and (common := _common(text)) is not None:
-        return _copied(common, name)
+        return _as_of(common, name)
     if len(text) > MAX_YAML_BYTES:
         raise DatasetFormatError(
             f"{name}: {len(text):,} characters of YAML, where at most {MAX_YAML_BYTES:,} are read; "

@@ -137,6 +137,6 @@ def test_documents_of_equal_text_are_parsed_once_and_are_separate(monkeypatch):
 
 
 def test_documents_with_aliases_are_not_copied(monkeypatch):
-    monkeypatch.setattr(yaml, "_copied", None)
+    monkeypatch.setattr(yaml, "_as_of", None)
     shared = parse_yaml("a: &x [1]\nb: [*x, *x]\n", "x.yaml")
     assert shared["b"][0] is shared["b"][1]
