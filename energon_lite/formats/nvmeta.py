@@ -375,9 +375,9 @@ class SplitFile:
         self.root = root
         self.info = info
         path = config_path(root, config or DEFAULT_SPLIT)
-        other = path.with_suffix(".json")
-        if config is None and not is_there(path) and is_there(other):
-            path = other
+        if config is None and not is_there(path):
+            other = path.with_suffix(".json")
+            path = other if is_there(other) else path
         remedy = (
             "write it (split_parts: {train: [SHARDS]}), "
             f"or run `energon-lite prepare {root} --force-overwrite --split-ratio 8,1,1`"

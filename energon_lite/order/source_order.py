@@ -251,8 +251,10 @@ class WindowShuffle:
 
     window: int
     key: int
-    # The tables of the windows that the last call needed, for rounds 1 and 2.
+    # The tables of the windows that the last call needed, for rounds 1 and 2; and the permutations
+    # of windows that are too large for them, by segment and window.
     _tables: dict[int, tuple[tuple[Any, ...], Int64Array]] = field(default_factory=dict, init=False)
+    _large: dict[int, dict[tuple[int, int], Permutation]] = field(default_factory=dict, init=False)
 
     def __call__(self, segment: Segment, positions: Int64Array) -> Int64Array:
         """Returns where the samples at `positions`, ascending, come from; all from its start on."""
@@ -272,11 +274,14 @@ class WindowShuffle:
             table = self._table(number, segment, first, edges)
             moved: Int64Array = lows + table[windows - first, local - lows]
             return moved
-        result = np.empty_like(local)
-        for row, size in enumerate(np.diff(edges).tolist()):
-            chosen = windows == first + row
-            permutation = Permutation(size, self.key, segment.number, first + row, number)
-            result[chosen] = lows[chosen] + permutation(local[chosen] - lows[chosen])
+        # A piece of such a window, at the border of a segment, may be small, and have a table.
+        known, result = self._large.get(number, {}), np.empty_like(local)
+        used = self._large[number] = {}
+        for window, size in enumerate(np.diff(edges).tolist(), first):
+            name = segment.number, window
+            own = known.get(name) or Permutation(size, self.key, *name, number)
+            used[name], chosen = own, windows == window
+            result[chosen] = lows[chosen] + own(local[chosen] - lows[chosen])
         return result
 
     def _table(self, number: int, segment: Segment, first: int, edges: Int64Array) -> Int64Array:
@@ -335,6 +340,11 @@ class SourceOrder:
         """Returns the order of one stream."""
         return StreamOrder(self, stream)
 
+    @cached_property
+    def keys(self) -> tuple[int, int]:
+        """The keys of slices and of dealing, which all streams have in common."""
+        return key_of("slices", self.seed, self.source), key_of("deal", self.source)
+
 
 class StreamOrder:
     """The order of one stream of a source; positions count from 0 at the start of a pass.
@@ -357,16 +367,17 @@ class StreamOrder:
             # A stream's share should hold as many slices as are read side by side.
             share = order.num_samples // (stream.num_streams * order.interleave)
             slice_length = max(1, min(order.max_slice, share))
-            key = key_of("slices", order.seed, order.source)
+            key, shift = order.keys
             self._epochs = EpochOrder(
                 order.num_samples, slice_length, order.interleave, order.multiplier, key
             )
             if slice_length == 1:
                 window = 0  # the epoch is a permutation of single samples already
             self._per_pass = order.pass_samples or self._epochs.num_places
-            shift = key_of("deal", order.source)
             self._dealing = ShuffledDealing(self._per_pass, stream, shift)
-        key = key_of("window", order.seed, order.source, stream.num_streams, stream.index)
+        key = 0
+        if window > 1:
+            key = key_of("window", order.seed, order.source, stream.num_streams, stream.index)
         self._shuffle = WindowShuffle(window, key)
         self._start, stop = (0, None) if order.endless else self._dealing.pass_range
         self.length = None if stop is None else stop - self._start

@@ -6,9 +6,11 @@ and never see a factory.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping
 from os import PathLike
 from typing import Any, ClassVar, TypeVar
+from weakref import WeakValueDictionary
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.samples import CrudeSample, Sample, make_crude
@@ -34,6 +36,8 @@ Decode = Callable[[dict[str, Any]], dict[str, Any]]
 Wanted = Callable[[str], bool] | Collection[str] | None
 
 _DECODER = SampleDecoder()
+# Sources of one blend often have the same field map.
+_makers: WeakValueDictionary[tuple[type, str], FieldMapMaker] = WeakValueDictionary()
 
 
 class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
@@ -103,10 +107,14 @@ class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
             raise DatasetFormatError(
                 f"{where}: part_filter goes with sample_loader only; field_map names its parts"
             )
-        fields = FieldMap(field_map)
-        check_fields(fields, sample_type, "field_map")
-        self._wants = PartFilter(fields.parts)
-        return FieldMapMaker(sample_type, fields)
+        equal = sample_type, json.dumps(field_map, default=str)
+        maker = _makers.get(equal)
+        if maker is None:
+            fields = FieldMap(field_map)
+            check_fields(fields, sample_type, "field_map")
+            maker = _makers[equal] = FieldMapMaker(sample_type, fields)
+        self._wants = PartFilter(maker.field_map.parts)
+        return maker
 
     @property
     def _is_plain(self) -> bool:

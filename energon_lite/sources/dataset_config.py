@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from energon_lite.core.errors import DatasetFormatError, did_you_mean
 from energon_lite.core.samples import SAMPLE_TYPES, Sample
 from energon_lite.formats.known import format_of
-from energon_lite.formats.nvmeta import META, is_prepared, not_prepared, read_dataset_config
+from energon_lite.formats.nvmeta import META, read_dataset_config
 from energon_lite.names.energon_modules import import_name
 from energon_lite.sources import dataset_classes, webdataset
 from energon_lite.sources.dataset_classes import StandardWebdatasetFactory
@@ -106,8 +106,6 @@ def folder_factory(
     trust = is_trusted(trust)
     if root.suffix in (".yaml", ".yml") and not files.is_folder(root):
         raise DatasetFormatError(f"{root} is a metadataset; give the path of one of its datasets")
-    if not is_prepared(root):
-        raise not_prepared(root)
     config = read_dataset_config(root, dataset_config)
     where = config.file
     cls = _dataset_class(config, where, trust)

@@ -19,7 +19,7 @@ from energon_lite.core.topology import Stream
 
 # Positions that are looked up at once, as fewer cost nearly as much: few at first, then four times
 # as many each time, up to a most.
-_FEWEST, _MOST = 64, 2048
+_FEWEST, MOST_ORDERED = 64, 8192
 _NOTHING: Any = np.empty((2, 0), dtype=np.int8)
 
 
@@ -105,7 +105,7 @@ class OrderAhead:
 
     __slots__ = ("_ahead", "_most", "_num", "_order", "_start")
 
-    def __init__(self, order: BlockOrder, most: int = _MOST) -> None:
+    def __init__(self, order: BlockOrder, most: int = MOST_ORDERED) -> None:
         self._order, self._most = order, most
         self._num = min(_FEWEST, most)
         # Epochs and sample indices, shape (2, N), of the positions from `_start` on.

@@ -58,15 +58,15 @@ class FieldMapMaker:
 
     def __init__(self, sample_type: type[Sample], field_map: FieldMap) -> None:
         self.sample_type = sample_type
-        self._field_map = field_map
+        self.field_map = field_map
 
     def __call__(self, parts: dict[str, Any], service: dict[str, Any]) -> Sample:
         """Makes one sample."""
         try:
-            for name, get in self._field_map.getters:  # a field map may name __key__, too
+            for name, get in self.field_map.getters:  # a field map may name __key__, too
                 service[name] = get(parts)
         except KeyError:
-            self._field_map.access(parts)  # raises the error that names it
+            self.field_map.access(parts)  # raises the error that names it
             raise
         return self.sample_type(**service)
 
@@ -76,7 +76,7 @@ class FieldMapMaker:
         None for other maps and types. Of the library's types it is known that their constructors do
         nothing but set the fields.
         """
-        direct, kind = self._field_map.direct or {}, self.sample_type
+        direct, kind = self.field_map.direct or {}, self.sample_type
         if len(direct) != 1 or "__key__" in direct.values() or kind not in SAMPLE_TYPES.values():
             return None
         ((part, name),) = direct.items()

@@ -10,12 +10,12 @@ import numpy as np
 from energon_lite.core.arrays import Int64Array, argsort
 from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
-from energon_lite.sources.refs import NO_REFS, OrderAhead, RefOrder, Refs
+from energon_lite.sources.refs import MOST_ORDERED, NO_REFS, OrderAhead, RefOrder, Refs
 from energon_lite.sources.source import SourcePlaces
 from energon_lite.stages.choosers import BySamples
 
-# Positions that are ordered at once: of one source at most, and of all.
-_MOST_ORDERED, _ORDERED_OF_ALL = 2048, 256 << 10
+# Positions of all sources together that are ordered at once.
+_ORDERED_OF_ALL = 256 << 10
 
 
 class BlendRefs(RefOrder):
@@ -35,7 +35,7 @@ class BlendRefs(RefOrder):
         self.stream = stream
         self._name, self._labels = spec.name, spec.labels
         self._ends_first = spec.until == "first"
-        most, sources = max(1, min(_MOST_ORDERED, _ORDERED_OF_ALL // len(spec.leaves))), spec.leaves
+        most, sources = max(1, min(MOST_ORDERED, _ORDERED_OF_ALL // len(spec.leaves))), spec.leaves
         self.order_of = cache(lambda i: OrderAhead(sources[i].order.stream(stream), most))
         self._chooser = chooser
         self._begin(np.zeros(len(spec.leaves), np.int64))

@@ -307,4 +307,4 @@ def open_own(path: PurePath) -> int:
         DatasetFormatError: It is a pipe, a device or a socket.
         OSError: It is a link, or cannot be opened.
     """
-    return open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+    return open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)[0]

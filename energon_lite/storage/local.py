@@ -64,8 +64,7 @@ class LocalFile(ByteFile):
 
     def __init__(self, path: PurePath, flags: int = os.O_RDONLY) -> None:
         self.path = path
-        self.descriptor = open_file(path, flags)
-        status = os.fstat(self.descriptor)
+        self.descriptor, status = open_file(path, flags)
         self.size_bytes, self.identity = status.st_size, _identity_of(status)
 
     def read_into(self, target: memoryview, start: int) -> int:
@@ -183,11 +182,11 @@ def _identity_of(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def open_file(path: PurePath, flags: int = os.O_RDONLY) -> int:
+def open_file(path: PurePath, flags: int = os.O_RDONLY) -> tuple[int, os.stat_result]:
     """Opens a regular file, at once or not at all.
 
     Returns:
-        The descriptor.
+        The descriptor, and the facts about the file.
 
     Raises:
         DatasetFormatError: It is no regular file, or the name can be none.
@@ -204,14 +203,14 @@ def open_file(path: PurePath, flags: int = os.O_RDONLY) -> int:
             raise
         raise _irregular(path, Path(path).stat().st_mode) from None
     try:
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):
-            raise _irregular(path, mode)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise _irregular(path, status.st_mode)
     except BaseException:
         with suppress(OSError):
             os.close(descriptor)
         raise
-    return descriptor
+    return descriptor, status
 
 
 def _irregular(path: PurePath, mode: int) -> DatasetFormatError:

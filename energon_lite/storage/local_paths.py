@@ -25,6 +25,8 @@ def local_path(path: str | os.PathLike[str]) -> PurePath:
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"{path!r} is a {type(path).__name__}; give the path of a dataset")
+    if isinstance(path, Path) and path.is_absolute():
+        return path
     text = local_text(os.fspath(path))
     elsewhere = PurePath(text)
     return elsewhere if registered(elsewhere) else Path(text)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection
+from functools import lru_cache
 from pathlib import PurePath
 from typing import Any
 
@@ -31,6 +32,8 @@ _KNOWN_TAGS = {_CORE_TAGS + kind for kind in ("str", "int", "float", "bool", "nu
 # 10,000 aliases may stand for 100 values each.
 MAX_ALIASED = 256 << 20
 _VALUE = 64
+# Many datasets have settings of equal text, at most so long.
+_SHORT = 4096
 # The .info.yaml of a million shards has 40 MB.
 MAX_YAML_BYTES = 128 << 20
 
@@ -244,6 +247,25 @@ def _parse_json(text: str, name: str, on_double: OnDouble) -> Any:
     return read_json(text, name, pairs=pairs)
 
 
+@lru_cache(256)
+def _common(text: str) -> Any:
+    """Reads a short document without an error, once for all files that have this text."""
+    try:
+        return _Reader(_Parser(text), "", refuse_double).document()
+    except (DatasetFormatError, yaml.YAMLError, UnicodeEncodeError):
+        return None
+
+
+def _as_of(value: Any, name: str) -> Any:
+    """Copies what `_common` returned, for the file `name`."""
+    if type(value) is YamlMap:
+        copy = YamlMap(name, value.line)
+        copy.lines = value.lines
+        copy.update((key, _as_of(item, name)) for key, item in value.items())
+        return copy
+    return [_as_of(item, name) for item in value] if type(value) is list else value
+
+
 def parse_yaml(text: str, name: str, on_double: OnDouble = refuse_double) -> Any:
     """Reads one document of YAML (or JSON, when `name` ends in `.json`).
 
@@ -263,6 +285,9 @@ def parse_yaml(text: str, name: str, on_double: OnDouble = refuse_double) -> Any
     """
     if name.endswith(".json"):
         return _parse_json(text, name, on_double)
+    # A copy of what aliases stand for could be large.
+    if len(text) <= _SHORT and "*" not in text and (common := _common(text)) is not None:
+        return _as_of(common, name)
     if len(text) > MAX_YAML_BYTES:
         raise DatasetFormatError(
             f"{name}: {len(text):,} characters of YAML, where at most {MAX_YAML_BYTES:,} are read; "

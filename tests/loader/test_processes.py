@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import multiprocessing
+import socket
 import subprocess
 import sys
-from itertools import islice
+from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,10 @@ from energon_lite import (
     DefaultTaskEncoder,
     stateless,
 )
+from energon_lite.loader.workers import channel
+from energon_lite.loader.workers.channel import Channel
+from energon_lite.loader.workers.codec import WorkerJob
+from energon_lite.loader.workers.worker_main import work
 
 from ..helpers import Ranks, train
 from .workers import loader_of
@@ -105,6 +112,32 @@ def test_class_that_worker_processes_cannot_import_is_one_error(
     assert done.stderr.count("Traceback") == 1
     for wrong in ("lack of memory", "Another one", "signal"):
         assert wrong not in done.stderr
+
+
+def test_fork_server_imports_torch_and_the_library_for_all_of_its_workers(texts) -> None:
+    server: Any = forkserver._forkserver
+    server._stop()  # of an earlier test, which may have named other modules
+    with loader_of(texts, DefaultTaskEncoder(), kind="forkserver") as loader:
+        next(iter(loader))
+        maps = Path(f"/proc/{server._forkserver_pid}/maps").read_text()
+    assert "libtorch" in maps
+    preloaded = server._preload_modules
+    assert preloaded[0] == "__main__"
+    assert work.__module__ in preloaded
+    assert len(preloaded) == len(set(preloaded))
+
+
+def test_worker_refuses_another_copy_of_the_library_than_that_of_the_program() -> None:
+    pairs = [socket.socketpair() for _ in range(2)]
+    data, control = (pair[1] for pair in pairs)
+    with pytest.raises(SystemExit):
+        work(data, control, WorkerJob(), dies_with_parent=False, home="/elsewhere/worker_main.py")
+    report: Any = Channel(pairs[1][0]).receive()
+    assert report.kind == channel.FAILED
+    for words in ("the program /elsewhere/worker_main.py", "PYTHONPATH"):
+        assert words in report.body.decode()
+    for end in itertools.chain(*pairs):
+        end.close()
 
 
 class WithFunction(DefaultTaskEncoder):
@@ -213,7 +246,7 @@ class OddThird(DefaultTaskEncoder):
 
 
 def test_batch_that_cannot_be_sent_is_an_error_and_leaves_an_exact_state(texts) -> None:
-    keys = [batch["__key__"] for batch in islice(loader_of(texts, OddThird(), 0), 4)]
+    keys = [batch["__key__"] for batch in itertools.islice(loader_of(texts, OddThird(), 0), 4)]
     loader = loader_of(texts, OddThird(), 2)
     iterator = iter(loader)
     assert [next(iterator)["__key__"] for _ in range(2)] == keys[:2]
@@ -223,4 +256,4 @@ def test_batch_that_cannot_be_sent_is_an_error_and_leaves_an_exact_state(texts) 
         assert str(keys[2][0]) in str(caught.value)
     alone = loader_of(texts, OddThird(), 0)
     alone.load_state_dict(loader.state_dict())
-    assert [batch["__key__"] for batch in islice(alone, 2)] == keys[2:]
+    assert [batch["__key__"] for batch in itertools.islice(alone, 2)] == keys[2:]

@@ -32,6 +32,11 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], Stream]] = {
     "third pass": ({"endless": False, "max_slice": 5}, Stream(1, 4, 2)),
     "file order": ({"multiplier": None, "block": 4, "num_samples": 30}, Stream(1, 2)),
     "millions": ({"num_samples": 3_000_000, "max_slice": 5, "window": 100}, Stream(3, 8)),
+    "window above tables": (
+        {"num_samples": 6_000_000, "max_slice": 5, "window": 300_000},
+        Stream(3, 8),
+    ),
+    "window longer than an epoch": ({"max_slice": 5, "window": 300_000}, Stream(0, 2)),
 }
 
 

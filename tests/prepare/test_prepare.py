@@ -540,6 +540,25 @@ def test_errors_of_data_are_results_on_wish_and_bugs_are_raised(num_workers):
         next(results)
 
 
+@pytest.mark.processes
+def test_processes_get_few_tasks_ahead_of_their_results(monkeypatch):
+    monkeypatch.setattr(pool, "_MOST_QUEUED", 3)
+    given = 0
+
+    class Tasks(list):
+        def __iter__(self):
+            nonlocal given
+            for task in list.__iter__(self):
+                given = max(given, task + 1)
+                yield task
+
+    results = ordered_results(abs, Tasks(range(20)), num_workers=2)
+    for number in range(20):
+        assert next(results) == number
+        assert given <= number + 4
+    assert next(results, None) is None
+
+
 def never_end_at_two(number: int) -> int:
     if number == 2:
         time.sleep(600)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from energon_lite.core.seeds import key_of
 from energon_lite.core.topology import Stream
-from energon_lite.order import permutation
+from energon_lite.order import permutation, source_order
 from energon_lite.order.permutation import Permutation
 from energon_lite.order.source_order import Segment, ShuffledDealing, SourceOrder, WindowShuffle
 
@@ -212,6 +213,42 @@ def test_window_is_a_bijection_that_moves_a_sample_less_than_one_and_a_half_wind
         assert len(set(moved.tolist())) == len(positions)
         safe = positions[: len(positions) - 2 * window]
         assert set(safe.tolist()) <= set(moved.tolist())
+
+
+@given(st.integers(9, 40), st.integers(1, 60), st.integers(1, 9), st.integers(0, 3))
+def test_window_too_large_for_tables_is_read_alike_in_blocks_of_any_size(
+    window, length, block, number
+) -> None:
+    segment, key = Segment(number, 100, 100 + length), key_of("window", number)
+    with (
+        mock.patch.object(permutation, "TABLE_LIMIT", 8),
+        mock.patch.object(source_order, "TABLE_LIMIT", 8),
+    ):
+        whole = WindowShuffle(window, key)(segment, np.arange(length))
+        shuffle = WindowShuffle(window, key)
+        shuffle(segment._replace(number=number + 1), np.arange(length))
+        blocks = [np.arange(at, min(at + block, length)) for at in range(0, length, block)]
+        parts = [shuffle(segment, positions) for positions in blocks]
+    assert sorted(whole.tolist()) == list(range(length))
+    assert np.concatenate(parts).tolist() == whole.tolist()
+
+
+def test_window_larger_than_any_table_orders_each_of_its_pieces_once(monkeypatch) -> None:
+    made: list[tuple[int, ...]] = []
+
+    class Counted(Permutation):
+        def __init__(self, n: int, key: int, *counter: int) -> None:
+            made.append(counter)
+            super().__init__(n, key, *counter)
+
+    monkeypatch.setattr(source_order, "Permutation", Counted)
+    # Two runs of 5,000 positions, each a piece of a window of a million in both rounds.
+    order = SourceOrder("s", 40_000, 0, True, max_slice=100, window=1_000_000)
+    stream = order.stream(Stream(3, 8))
+    for at in range(0, 10_000, 100):
+        stream.block(at, 100)
+    windows = [counter for counter in made if len(counter) == 3]
+    assert len(windows) == len(set(windows)) == 2 * 2
 
 
 @given(orders(endless=True, multiplier=3, window=0), stream_counts)

@@ -275,3 +275,14 @@ def test_sources_with_the_same_settings_share_them_and_those_with_others_do_not(
     ]
     with pytest.raises(DatasetFormatError, match=r"field_map\.text"):
         source("d", {"text": 3})
+
+
+def test_sources_with_equal_field_maps_share_what_makes_samples(tmp_path) -> None:
+    texts = [text_set(tmp_path / name, NUM_TEXTS) for name in "ab"]
+    factories = [load_factory(path) for path in texts]
+    other = StandardWebdatasetFactory(texts[0], sample_type=TextSample, field_map={"text": "text"})
+    makers: list[Any] = [factory._maker for factory in (*factories, other)]
+    assert makers[0] is makers[1]
+    assert makers[0] is not makers[2]
+    with pytest.raises(DatasetFormatError, match="no field 'txet'"):
+        StandardWebdatasetFactory(texts[0], sample_type=TextSample, field_map={"txet": "txt"})

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.core.errors import DatasetFormatError
+from energon_lite.storage import yaml
 from energon_lite.storage.yaml import YamlMap, check_keys, dump_yaml, load_yaml, parse_yaml
 
 SCALARS = [
@@ -116,3 +117,26 @@ plain = st.recursive(
 @given(plain)
 def test_what_is_written_is_read_back_unchanged(value):
     assert parse_yaml(dump_yaml(value), "x.yaml") == value
+
+
+def test_documents_of_equal_text_are_parsed_once_and_are_separate(monkeypatch):
+    parsed, parser = [], yaml._Parser
+    monkeypatch.setattr(yaml, "_Parser", lambda text: parsed.append(text) or parser(text))
+    text = "equal: {a: 1}\nlist:\n- {b: x}\n- 2\n"
+    first = parse_yaml(text, "first.yaml")
+    first["equal"]["a"] = first["list"][0]["c"] = 3
+    first["list"].append(4)
+    second = parse_yaml(text, "second.yaml")
+    assert second == {"equal": {"a": 1}, "list": [{"b": "x"}, 2]}
+    places = second.place("list"), second["equal"].place("a"), second["list"][0].place("b")
+    assert places == ("second.yaml:2, list", "second.yaml:1, a", "second.yaml:3, b")
+    assert len(parsed) == 1
+    for name in ("first.yaml", "second.yaml"):  # an error names its own file, also the second time
+        with pytest.raises(DatasetFormatError, match=rf"^{name}:2: key 'a' is there twice"):
+            parse_yaml("a: 1\na: 2\n", name)
+
+
+def test_documents_with_aliases_are_not_copied(monkeypatch):
+    monkeypatch.setattr(yaml, "_as_of", None)
+    shared = parse_yaml("a: &x [1]\nb: [*x, *x]\n", "x.yaml")
+    assert shared["b"][0] is shared["b"][1]

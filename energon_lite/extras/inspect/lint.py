@@ -8,11 +8,14 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, describe
+from energon_lite.core.stream_context import replaying
 from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.extras.prepare.indexing import scan_shard
 from energon_lite.extras.prepare.odd_parts import odd_parts
@@ -186,7 +189,7 @@ def lint_folder(
     report = LintReport(root)
     files = split_config or DEFAULT_SPLIT, dataset_config or DEFAULT_DATASET
     _check_yaml(root, info, files, report)
-    read = partial(_check_shard, root, _check_database(root, info, report))
+    read = partial(_check_shard, root, reindex(root / META), _check_database(root, info, report))
     shards = [(n, *item) for n, item in enumerate(info.shard_counts.items())]
     each(report, read, shards, "Reading shards")
     parts = _check_splits(root, info, split_config, report)
@@ -196,8 +199,9 @@ def lint_folder(
                 SplitFile(root, info, split_config).part(name)  # the error lists what there is
         parts = [part for part in parts if part.name in split_parts]
     if decode:
-        open_part = partial(load_factory, root, dataset_config=dataset_config, trust=trust,
-                            split_config=split_config, decoder=SampleDecoder())  # fmt: skip
+        configs = {"dataset_config": dataset_config, "split_config": split_config, "trust": trust}
+        open_part = partial(_opened, root, tuple(configs.items()))
+        _opened.cache_clear()
         _check_parts(open_part, info, parts, report)
         _decode_all(
             open_part, {part.name: _most_samples(root, part) for part in parts}, report, each
@@ -252,8 +256,8 @@ def lint_file(path: PurePath, each: _Each, *, decode: bool, **_: Any) -> LintRep
     report, known = LintReport(path, shards=1), format_of(path)
     known.check(path, report)
     if decode and report.is_ok:
-        open_file = partial(load_factory, path, decoder=SampleDecoder())
-        _decode_all(open_file, {"": sys.maxsize}, report, each)
+        _opened.cache_clear()
+        _decode_all(partial(_opened, path, ()), {"": sys.maxsize}, report, each)
     return report
 
 
@@ -299,16 +303,17 @@ def _check_database(root: PurePath, info: DatasetInfo, report: LintReport) -> bo
     return counts is not None
 
 
-def _check_shard(root: Path, has_index: bool, task: tuple[int, str, int]) -> LintReport:
+def _check_shard(root: Path, again: str, has_index: bool, task: tuple[int, str, int]) -> LintReport:
     """Compares a tar with its index, its count and its rows in `index.sqlite`.
 
     Args:
         root: the dataset's folder.
+        again: what to do about a wrong index.
         has_index: whether there are such rows.
         task: number, name and samples of the shard.
     """
     number, name, num_samples = task
-    path, again = root / name, reindex(root / name)
+    path = root / name
     report = LintReport(path, shards=1)
     with report.errors_at(name):
         rows, end = scan_shard(path)
@@ -389,7 +394,7 @@ def _check_parts(
     try:
         with IndexDatabase(report.path) as index:
             sizes = index.part_sizes() or {}
-        factory: Any = open_part(split_part=parts[0].name) if parts else None
+        factory: Any = open_part(parts[0].name)[0] if parts else None
         settings = factory.sample_settings() if factory else {}
     except Exception:  # is reported where the index is checked, or samples are decoded
         return
@@ -413,32 +418,48 @@ def _most_samples(root: PurePath, part: SplitPart) -> int:
 # ---------------------------------------------------------------------------------------- samples
 
 
+@lru_cache(None)
+def _opened(path: PurePath, settings: tuple[tuple[str, Any], ...], part: str) -> tuple[Any, Any]:
+    """Opens a split part, once in a process and all that it forks; returns factory and source."""
+    factory = load_factory(path, split_part=part, decoder=SampleDecoder(), **dict(settings))
+    return factory, factory.build()
+
+
 def _decode_all(
-    open_part: Callable[..., Any], most: Mapping[str, int], report: LintReport, each: _Each
+    open_part: Callable[[str], tuple[Any, Any]],
+    most: Mapping[str, int],
+    report: LintReport,
+    each: _Each,
 ) -> None:
     """Decodes the samples of split parts, at most the number in `most` of each."""
-    tasks, factories = [], []
+    tasks = []
     for name, limit in most.items():
         with report.errors_at(f"split part {name!r}", (Exception,)):  # what user code may raise
-            factory = open_part(split_part=name)
-            factory.build()
-            factories.append(factory)  # while it lives, no task searches a file for its samples
-            tasks += [(name, n) for n in range(0, min(limit, len(factory)), _SAMPLES_PER_TASK)]
+            num_samples = min(limit, len(open_part(name)[0]))
+            tasks += [(name, n) for n in range(0, num_samples, _SAMPLES_PER_TASK)]
     each(report, partial(_decode, open_part), tasks, "Decoding samples")
+    _opened.cache_clear()
 
 
-def _decode(open_part: Callable[..., Any], task: tuple[str, int]) -> LintReport:
+def _decode(open_part: Callable[[str], tuple[Any, Any]], task: tuple[str, int]) -> LintReport:
     """Decodes up to 4,096 samples of a split part."""
     name, start = task
-    factory = open_part(split_part=name)
-    source = factory.build()
+    factory, source = open_part(name)
     errors: list[str] = []
     numbers = range(start, min(start + _SAMPLES_PER_TASK, len(factory)))
-    for number in numbers:
-        try:
-            source.restore_sample((source.name, 0, number, number))
-        except Exception as error:  # what user code and decoders raise is not known
-            errors.append(describe(error))
+    left, loader = iter(numbers), source.loader
+    try:
+        for block in source.reader.blocks(np.array(numbers, np.int64)):
+            # Numbers come last: `zip` takes none of them after the last sample of a block.
+            samples = zip(block.members, block.shards, block.places, left, strict=False)
+            for *sample, number in samples:
+                try:
+                    with replaying():
+                        loader(block.data, *sample, (source.name, 0, number, number))
+                except Exception as error:  # what user code and decoders raise is not known
+                    errors.append(describe(error))
+    except Exception as error:  # nothing of the dataset can be read any more
+        errors += [describe(error)] * len([*left])
     report = LintReport(factory.path, samples=len(numbers), failed_samples=len(errors))
     report.add_error(f"split part {name!r}" if name else "samples", *errors)
     return report

@@ -7,14 +7,17 @@ import multiprocessing
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
 from typing import TypeVar
 
 from energon_lite.core.topology import num_cores
 
 _MAX_WORKERS = 16
+_MOST_QUEUED = 4096
 _PARENT_POLL_SEC = 0.2
 _NOTE_SEC = 60
 _STUCK_SEC = 3600
@@ -66,17 +69,19 @@ def ordered_results(
         initargs=(os.getpid(),),
     )
     try:
-        futures = [executor.submit(function, task) for task in tasks]
-        for index, future in enumerate(futures):
-            if not _wait(futures[index:]):
+        queue = iter(tasks)
+        futures = deque(executor.submit(function, task) for task in islice(queue, _MOST_QUEUED))
+        for task in tasks:
+            if not _wait(futures):
                 for worker in set(multiprocessing.active_children()) - others:
                     worker.kill()
                 raise RuntimeError(
                     f"no worker process finished a task for {_STUCK_SEC} s; they are stopped. "
-                    f"The first open task: {tasks[index]!s:.300}. Check that its files can be "
+                    f"The first open task: {task!s:.300}. Check that its files can be "
                     "read, and run the same command again"
                 )
-            yield future.result()
+            yield futures.popleft().result()
+            futures.extend(executor.submit(function, task) for task in islice(queue, 1))
     except BrokenProcessPool:
         raise RuntimeError(
             "a worker process died (killed, or out of memory). Run the same command again; fewer "
@@ -94,10 +99,10 @@ def outcome(function: Callable[[Task], Result], task: Task) -> Result | Exceptio
         return error
 
 
-def _wait(futures: Sequence[Future[Result]]) -> bool:
+def _wait(futures: deque[Future[Result]]) -> bool:
     """Waits for the first of the futures; returns False where all of them stand still."""
     waited, num_done = 0, 0
-    while wait(futures[:1], timeout=_NOTE_SEC).not_done:
+    while wait([futures[0]], timeout=_NOTE_SEC).not_done:
         done = sum(future.done() for future in futures)
         waited, num_done = 0 if done > num_done else waited + _NOTE_SEC, done
         if waited >= _STUCK_SEC:

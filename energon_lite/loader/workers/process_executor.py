@@ -10,16 +10,18 @@ import pickle
 import platform
 import signal
 import socket
+import sys
 import threading
 import time
 import weakref
 from contextlib import suppress
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 from energon_lite.core.topology import WorkerConfig
-from energon_lite.loader.workers import channel
+from energon_lite.loader.workers import channel, worker_main
 from energon_lite.loader.workers.channel import Channel, Closed, Inlet
 from energon_lite.loader.workers.codec import WAYS, WorkerJob
 from energon_lite.loader.workers.executor import (
@@ -31,7 +33,6 @@ from energon_lite.loader.workers.executor import (
     WorkerSettings,
     end_workers,
 )  # fmt: skip
-from energon_lite.loader.workers.worker_main import work
 
 # How long a worker may take to report what it does.
 _ANSWER_SEC = 1.0
@@ -100,10 +101,13 @@ class ProcessExecutor(Executor):
         # The kernel reports the end of the thread that starts a process, not of its process.
         is_main = threading.current_thread() is threading.main_thread()
         others = tuple(other for _, other in pairs)
-        args = (*others, WorkerJob(self.settings, job), is_main)
-        self.process = context.Process(target=work, args=args, daemon=True)
+        args = (*others, WorkerJob(self.settings, job), is_main, worker_main.__file__)
+        self.process = context.Process(target=worker_main.work, args=args, daemon=True)
         _processes.add(self)
-        self.is_forked = context.get_start_method() == "fork"
+        method = context.get_start_method()
+        self.is_forked = method == "fork"
+        if method == "forkserver":
+            _preload()
         if not self.is_forked:
             multiprocessing.resource_tracker.ensure_running()  # which would unblock the signal
         # Until it ignores them, the process would print a traceback of an interrupt.
@@ -228,6 +232,16 @@ class ProcessExecutor(Executor):
         wait([self.process.sentinel], for_sec)
         while self.process.is_alive() and time.monotonic() < deadline:
             time.sleep(_PAUSE_SEC)
+
+
+def _preload() -> None:
+    """Lets a fork server import once what each worker would import: torch, and this library.
+
+    Beside the modules that the program names; a server that runs already stays as it is.
+    """
+    own = [name for name in sys.modules if name.startswith("energon_lite.")]
+    server: Any = forkserver._forkserver
+    server.set_forkserver_preload([*dict.fromkeys([*server._preload_modules, *own])])
 
 
 # Files of a process that has ended, of another user's, or of a system without /proc; not what else

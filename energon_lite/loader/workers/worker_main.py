@@ -44,7 +44,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def work(
-    data: socket.socket, control: socket.socket, job: WorkerJob, dies_with_parent: bool
+    data: socket.socket, control: socket.socket, job: WorkerJob, dies_with_parent: bool, home: str
 ) -> None:
     """Runs a worker process until the training loop closes the sockets, or ends.
 
@@ -54,6 +54,7 @@ def work(
         job: the settings of the process, and the pass that it computes first.
         dies_with_parent: whether the kernel may kill it when the thread that started it ends; it
             also ends a process that is stopped, or in native code that keeps Python's lock.
+        home: this file in the training loop; the path of a fork server may lead to another one.
     """
     if dies_with_parent and sys.platform == "linux":
         # A fork server ends with the last process that has this file, and its children with it.
@@ -69,8 +70,11 @@ def work(
             os._exit(0)
     orders = Channel(control)
     with contextlib.suppress(Closed):
-        advice = _IMPORTED
+        advice = _SAME_PATH
         try:
+            if home != __file__:
+                raise ImportError(f"the fork server imported {__file__}, the program {home}")
+            advice = _IMPORTED
             settings, first = job()
             advice = ""
             _Work(Channel(data), orders, settings).run(first)
@@ -87,6 +91,7 @@ def _sent(text: str) -> bytes:
     return text.encode(errors="replace")
 
 
+_SAME_PATH = "set PYTHONPATH to the folder of the latter, or install it only once"
 _IMPORTED = (
     "a worker process of 'spawn' or 'forkserver' imports the program again. It does not have the "
     "classes and functions of a notebook or an interpreter, nor those of a script below "
