@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import torch.distributed as dist
@@ -200,6 +201,8 @@ class Counter:
     ) -> None:
         self._dataset = dataset
         self._target_before = dict(target or {})
+        # Up to the last restore, and up to here.
+        self._target_draws = lru_cache(2)(partial(_target_draws, dataset))
         self._items_before = num_items
         self._loss_weights = {facts.name: facts.loss_weight for facts in dataset.sources()}
         # Sums are made of whole numbers of samples, so that they do not drift.
@@ -253,8 +256,8 @@ class Counter:
         per_item = draws / own_items if own_items else 1.0
         first = round(sum(self._target_before.values()) or self._items_before * per_item)
         stop = first + round((num_items - self._items_before) * per_item)
-        found, known = dict(self._target_before), _target_draws(self._dataset, first)
-        for name, number in _target_draws(self._dataset, stop).items():
+        found, known = dict(self._target_before), self._target_draws(first)
+        for name, number in self._target_draws(stop).items():
             found[name] = found.get(name, 0.0) + number - known.get(name, 0.0)
         return found
 

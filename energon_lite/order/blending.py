@@ -88,6 +88,21 @@ class BlendOrder:
             return np.empty(0, dtype=np.int64)
         return self._draws.block(draw, count)
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether `counts` knows how often each child was drawn."""
+        return isinstance(self._draws, _Periods)
+
+    def counts(self, draw: int) -> Int64Array:
+        """Returns how many of this stream's draws before `draw` each child takes; shape (K,).
+
+        Where only a look at all of these draws would tell, all are 0: with schedules, and in mode
+        "random".
+        """
+        if draw and isinstance(self._draws, _Periods):
+            return self._draws.counts(draw, self._weights.num_leaves)
+        return np.zeros(self._weights.num_leaves, dtype=np.int64)
+
     def next_draw(self, draw: int, children: BoolArray) -> int | None:
         """As `Weights.next_draw`, in draws of this stream."""
         return _next_draw(self._weights, self._stream, draw, children)
@@ -177,6 +192,13 @@ class _Periods:
             parts.append(self._children_of(chunk)[max(draw - start, 0) : draw + count - start])
         return parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
 
+    def counts(self, draw: int, num_leaves: int) -> Int64Array:
+        """Returns how many of the first `draw` draws each leaf takes; shape (num_leaves,)."""
+        chunk, rest = divmod(draw, self._period * self._num_periods)
+        counts = np.bincount(self._children_of(chunk)[:rest], minlength=num_leaves)
+        counts[self._children] += self._before
+        return counts
+
     def _children_of(self, chunk: int) -> Int64Array:
         """Returns the draws of a chunk of periods; the last chunk is kept."""
         if self._chunk is None or self._chunk[0] != chunk:
@@ -186,7 +208,8 @@ class _Periods:
     def _work_out(self, chunk: int) -> Int64Array:
         periods = np.arange(self._num_periods + 1)
         edges = (periods + chunk * self._num_periods) * self._period
-        sizes = np.diff(self._apportionment.counts(edges), axis=1)
+        taken = self._apportionment.counts(edges)
+        self._before, sizes = taken[:, 0].copy(), np.diff(taken, axis=1)
         hashes = random_words(self._key, chunk, 1, size=len(sizes) + self._num_periods)
         order = np.argsort(hashes[self._num_periods :], kind="stable")
         # On each rank of each period, the child that stands there.

@@ -107,7 +107,7 @@ STATES: list[tuple[Changed, dict[str, Any], str]] = [
     *((lambda _, garbage=garbage: garbage, {}, "") for garbage in (["x"], [[]], [{}])),
     (lambda _: [], {}, "there is no state in the list"),
     (lambda _: [ENERGONS], {}, "not a loader state of energon_lite"),
-    *((each(version=version), {}, f"format version {version!r}; ") for version in (0, 4, 6, "5")),
+    *((each(version=version), {}, f"format version {version!r}; ") for version in (0, 5, 7, "6")),
     (each(version=True), {}, "format version True; this version of energon_lite reads version 5 "),
     (lambda s: [{**s[0], "items_in_pass": 5}, s[1]], {}, "rank 0 does not have the checksum"),
     *((each(**{n: v}), {}, f"{n!r}") for n in ("base", "count") for v in (10**30, -1, True)),
