@@ -136,10 +136,12 @@ def _are_streams(value: Any) -> bool:
 
 
 def _are_counts(value: Any) -> bool:
+    fields = {"target", *COUNTED}
     return isinstance(value, dict) and all(
         isinstance(row, dict)
-        and set(row) == {"target", *COUNTED}
-        and all(type(entry) in (int, float) and abs(entry) < 1 << 1000 for entry in row.values())
+        and row.keys() == fields
+        and {*map(type, row.values())} <= {int, float}
+        and max(map(abs, row.values())) < 1 << 1000
         for row in value.values()
     )
 

@@ -220,11 +220,12 @@ class Weights:
         most = max(_FEW_NODES, _MOST_CELLS // (self.num_leaves * len(edges)))
         for first, length in zip(edges.tolist(), np.diff(edges).tolist(), strict=False):
             if length <= most:
-                places, weights = np.arange(length) + 0.5, np.ones(length)
-            else:
+                places, weights = np.arange(length), np.ones(length)
+            else:  # the integral from the first to the last draw, and half of each of these
                 nodes, parts = _legendre(min(most, _MANY_NODES) // _FEW_NODES * _FEW_NODES)
-                places, weights = (nodes + 1) * (length / 2), parts * (length / 2)
-            total = total + weights @ self.at(first - 0.5 + places)
+                places = np.array([0, *(nodes + 1) / 2, 1]) * (length - 1)
+                weights = np.array([0.5, *parts * (length - 1) / 2, 0.5])
+            total = total + weights @ self.at(first + places)
         self._added = num_draws, total
         return total
 

@@ -30,7 +30,7 @@ from .workers import loader_from
 
 def test_state_is_plain_json_with_format_and_version(states) -> None:
     for rank, state in enumerate(states):
-        assert (state["format"], state["version"]) == ("energon_lite.loader", 5)
+        assert (state["format"], state["version"]) == ("energon_lite.loader", 6)
         assert (state["rank"], state["world_size"], state["num_streams"]) == (rank, 2, 4)
         assert sorted(state["streams"]) == [str(s) for s in (rank, rank + 2)]
         assert json.loads(json.dumps(state)) == state
