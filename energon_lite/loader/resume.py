@@ -350,7 +350,11 @@ def _check_streams(state: _State) -> None:
     num_streams, count = state["num_streams"], state["count"]
     items = {int(index): stream["items"] for index, stream in state["streams"].items()}
     are_begun = sorted(items) == state["begun"]
-    if state["rank"] >= state["world_size"] or max(items, default=0) >= num_streams or not are_begun:
+    if (
+        state["rank"] >= state["world_size"]
+        or max(items, default=0) >= num_streams
+        or not are_begun
+    ):
         raise StateError("the state contradicts itself; it was edited or is corrupt")
     slots = RankSlots(state["base"], state["rank"], state["world_size"], num_streams)
     last_slot = slots.slot(count - 1) if count else state["base"] - 1

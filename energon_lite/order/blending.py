@@ -41,6 +41,8 @@ _FEW_CHILDREN = 128
 _PERIODS_OF_FEW = (144, 89, 64)
 _PERIODS_OF_MANY = (377, 233, 24)
 
+# Of more children than this, few are looked at for a draw on a schedule.
+_MANY_CHILDREN = 256
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
 _HALF = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -288,14 +290,44 @@ class _Lookup:
         begun, ended = (np.searchsorted(breaks, x, side="right") for x in (firsts, firsts + last))
         is_cut = begun != ended
         children = np.empty(numbers.shape, dtype=np.int64)
-        if not is_cut.all():
-            bounds = _cumulative(self._weights.at(firsts[~is_cut] + last // 2))
-            children[~is_cut] = _look_up(bounds[:, None, :], numbers[~is_cut])
+        for piece in np.unique(begun[~is_cut]):
+            rows = np.flatnonzero(~is_cut & (begun == piece))
+            children[rows] = self._between_points(firsts[rows] + last // 2, numbers[rows])
         if is_cut.any():
             draws = firsts[is_cut, None] + np.arange(SHORT_BLOCK) * num_streams
             bounds = _cumulative(self._weights.at(draws.ravel()))
             children[is_cut] = _look_up(bounds.reshape(*draws.shape, -1), numbers[is_cut])
         return children
+
+    def _between_points(self, draws: Int64Array, numbers: Float64Array) -> Int64Array:
+        """Looks up numbers, shape (N, SHORT_BLOCK), by the shares at draws, shape (N,).
+
+        Of many children few are looked at: as weights change linearly, so do their sums.
+        """
+        k, line = self._weights.num_leaves, None
+        if k > _MANY_CHILDREN and len(draws) > 2:
+            line = self._weights.line(int(draws[0]), int(draws[-1]))
+        if line is None:
+            return _look_up(_cumulative(self._weights.at(draws))[:, None, :], numbers)
+        left, right = np.add.accumulate(line[0], axis=1)
+        part = ((draws - draws[0]) / (draws[-1] - draws[0]))[:, None]
+
+        def behind(children: Int64Array) -> Float64Array:
+            """Returns how far their bounds lie behind the numbers, not divided."""
+            sums: Float64Array = left[children] * (1 - part) + right[children] * part
+            return sums - numbers * (left[-1] * (1 - part) + right[-1] * part)
+
+        passed = np.zeros(numbers.shape, dtype=np.int64)
+        for step in 1 << np.arange(k.bit_length())[::-1]:
+            next_ones = np.minimum(passed + step, k) - 1
+            passed += step * ((passed + step < k) & (behind(next_ones) <= 0))
+        # Where rounding might decide, all shares are added up.
+        error = k * k * 2.0**-50 * line[1]
+        gaps = np.minimum(abs(behind(passed)), abs(behind(np.maximum(passed - 1, 0))))
+        if (unsure := (gaps <= error).any(axis=1)).any():
+            bounds = _cumulative(self._weights.at(draws[unsure]))
+            passed[unsure] = _look_up(bounds[:, None, :], numbers[unsure])
+        return passed
 
 
 def _look_up(bounds: Float64Array, numbers: Float64Array) -> Int64Array:

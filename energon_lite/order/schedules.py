@@ -214,7 +214,9 @@ class Weights:
         """
         if self.is_constant:
             return num_draws * self.constant()
-        start, total = self._added if self._added[0] <= num_draws else (0, np.zeros(self.num_leaves))
+        start, total = (
+            self._added if self._added[0] <= num_draws else (0, np.zeros(self.num_leaves))
+        )
         inside = np.ceil(self.breaks[(self.breaks > start) & (self.breaks < num_draws)])
         edges = np.unique([start, *np.minimum(inside, num_draws).tolist(), num_draws]).astype(int)
         most = max(_FEW_NODES, _MOST_CELLS // (self.num_leaves * len(edges)))
@@ -228,6 +230,24 @@ class Weights:
             total = total + weights @ self.at(first + places)
         self._added = num_draws, total
         return total
+
+    def line(self, first: int, last: int) -> tuple[Float64Array, float] | None:
+        """Returns the weights at two draws between which they change linearly, not divided.
+
+        Args:
+            first: a draw.
+            last: a later one, no point of a schedule between them.
+
+        Returns:
+            Shape (2, K), and the largest weight at any draw; None if the weights are nested, or one
+            follows a cosine.
+        """
+        table = self._table
+        if table is None or any(self._inner) or table.has_cosine:
+            return None
+        ends = np.array([self._numbers, self._numbers])
+        ends[:, self._is_scheduled] = table.at(np.array([first, last])).T
+        return ends, max(float(self._numbers.max()), table.largest)
 
     def _at(self, draws: Int64Array | Float64Array) -> tuple[Float64Array, BoolArray]:
         """Returns shares (N, K), rows of 0 where all is 0; and which rows are not, shape (N,)."""
@@ -269,6 +289,7 @@ class _ScheduleTable:
         for row, schedule in enumerate(schedules):
             points = np.array(schedule.points, dtype=np.float64)
             self._x[row, : len(points)], self._y[row, : len(points)] = points.T
+        self.has_cosine, self.largest = bool(self._is_cosine.any()), float(self._y.max())
 
     def at(self, draws: Int64Array | Float64Array) -> Float64Array:
         """Returns the values at `draws`, shape (N,); shape (M, N)."""
