@@ -40,7 +40,7 @@ _OWN = ("energon_lite.", "numpy", "numba", "json")
 STATE_KEY = "loader_state"
 # The fields "keys" and "rows" of a snapshot in a few columns, from this number of samples on.
 _COLUMNS, _MANY = "columns of samples", 64
-VERSION = 5
+VERSION = 6
 
 
 class Kind(NamedTuple):
@@ -62,10 +62,18 @@ def _is_count(value: Any) -> bool:
     return is_integer and 0 <= value <= MAX_COUNT
 
 
+def _is_column(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.dtype == np.int64
+    is_right = type(value) is tuple and {*map(type, value)} <= {int}
+    return is_right and (not value or max(map(abs, value)) <= MAX_COUNT)
+
+
 COUNT = Kind(0, _is_count, "a count")
 FLAG = Kind(False, lambda value: type(value) is bool, "true or false")
 NUMBER = Kind(0.0, lambda value: type(value) in (int, float), "a number")
 TEXT = Kind("", lambda value: type(value) is str, "a text")
+COLUMN = Kind((), _is_column, "a column of integers")
 KEY = Kind((), lambda value: type(value) is tuple, "a restore key")
 
 
@@ -86,26 +94,26 @@ def rows(*columns: Kind) -> Kind:
 class Names(Sequence[str]):
     """Names of datasets, as one text: a thousand are pickled, and kept by each stream, as one."""
 
-    __slots__ = ("_text",)
+    __slots__ = ("text",)
 
     def __init__(self, names: Iterable[str]) -> None:
-        self._text = json.dumps([*names])
+        self.text = json.dumps([*names])
 
     def __iter__(self) -> Iterator[str]:
         """Yields the names."""
-        return iter(json.loads(self._text))
+        return iter(json.loads(self.text))
 
     def __getitem__(self, number: Any) -> Any:
         """Returns a name, or several."""
-        return json.loads(self._text)[number]
+        return json.loads(self.text)[number]
 
     def __len__(self) -> int:
         """Counts the names."""
-        return len(json.loads(self._text))
+        return len(json.loads(self.text))
 
     def __eq__(self, other: object) -> bool:
         """Compares with other such names."""
-        return isinstance(other, Names) and self._text == other._text
+        return isinstance(other, Names) and self.text == other.text
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -37,7 +37,8 @@ class Comparison:
         self.others: list[str] = []
         self.partners: dict[str, str] = {}
         self.changes_draws = False
-        self._compare(saved, here)
+        if saved != here:
+            self._compare(saved, here)
 
     def _note(self, saved: Any, here: Any) -> None:
         for line in config_differences(saved, here):

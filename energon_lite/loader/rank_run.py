@@ -358,7 +358,8 @@ class RankRun(Generic[T]):
 
     def _start_deliveries(self) -> WorkerPool:
         settings, config, position = self._settings, self._config, self.position
-        if position.count or self._snapshots:  # to where the run stood when workers were stopped
+        if self._snapshots or position.count != position.start.slots.first:
+            # To where the run stood when workers were stopped.
             state = json.loads(json.dumps(self._state_at(self._mark)))
             self.position = resumed = self.resumed([state])
             resumed.peers = position.peers

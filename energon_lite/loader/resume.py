@@ -11,8 +11,9 @@ import base64
 import json
 import logging
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import chain
 from math import gcd, lcm
 from typing import Any
@@ -92,9 +93,13 @@ class Region:
 
 @dataclass(eq=False)
 class Peers(Region):
-    """The part of a pass that all ranks had emitted when this one was resumed; their states."""
+    """The part of a pass that all ranks had emitted when this one was resumed with them.
 
-    states: Sequence[_State] = ()
+    Attributes:
+        snapshots: returns where they had a stream, the furthest first.
+    """
+
+    snapshots: Callable[[int], list[Snapshot]] = lambda _: []
 
 
 def _integer(lowest: int, highest: int) -> Kind:
@@ -115,6 +120,10 @@ def _are_regions(value: Any) -> bool:
     )
 
 
+def _are_numbers(value: Any) -> bool:
+    return type(value) is list and all(map(COUNT.fits, value)) and value == sorted({*value})
+
+
 def _are_streams(value: Any) -> bool:
     return isinstance(value, dict) and all(
         isinstance(index, str)
@@ -127,10 +136,12 @@ def _are_streams(value: Any) -> bool:
 
 
 def _are_counts(value: Any) -> bool:
+    fields = {"target", *COUNTED}
     return isinstance(value, dict) and all(
         isinstance(row, dict)
-        and set(row) == {"target", *COUNTED}
-        and all(type(entry) in (int, float) and abs(entry) < 1 << 1000 for entry in row.values())
+        and row.keys() == fields
+        and {*map(type, row.values())} <= {int, float}
+        and max(map(abs, row.values())) < 1 << 1000
         for row in value.values()
     )
 
@@ -143,12 +154,13 @@ _OWN = {
 _TABLES = {
     "streams": Kind({}, _are_streams, "snapshots of streams with numbers of items, by number"),
     "stats": Kind({}, _are_counts, "statistics as this version saves them, by source"),
-    "config": Kind({}, lambda value: isinstance(value, dict), "a configuration"),
 }
 _FIELDS = {
     **_OWN, "num_streams": _integer(1, MAX_STREAMS), "rank": COUNT,
     "world_size": _integer(1, MAX_STREAMS), "pass": COUNT, "base": COUNT,
-    "emitted": Kind([], _are_regions, "a list of slots, each with base and counts"), **_TABLES,
+    "emitted": Kind([], _are_regions, "a list of slots, each with base and counts"),
+    "begun": Kind([], _are_numbers, "numbers of streams, ascending"),
+    "config": Kind({}, lambda value: isinstance(value, dict), "a configuration"),
 }  # fmt: skip
 
 
@@ -197,7 +209,7 @@ class LoaderPosition:
         peers = self.peers or Peers(0, [0])
         for index in range(slots.num_streams):
             run = StreamRun(dataset, Stream(index, slots.num_streams, pass_index), max_skip_rate=1)
-            for snapshot in _newest_snapshots(peers.states, pass_index, index)[:1]:
+            for snapshot in peers.snapshots(index)[:1]:
                 run.restore(snapshot)
             for batch in chain(range(run.num_returned), (run.num_returned - 1 for _ in run)):
                 slot = batch * slots.num_streams + index
@@ -221,7 +233,7 @@ class LoaderPosition:
             "base": slots.base,
             **{name: getattr(self, name) for name in _OWN},
             "emitted": [vars(region).copy() for region in self.emitted],
-            "stats": compressed(stats),
+            "stats": compressed(stats), "begun": sorted(streams),
             "streams": compressed({str(i): streams[i].to_json() for i in sorted(streams)}),
         }  # fmt: skip
 
@@ -253,13 +265,16 @@ def states_of(state_dict: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
 
 
 def _checked_states(states: Sequence[Any]) -> list[_State]:
-    """Returns the states of ranks, decompressed, if each is of this version and unchanged since.
+    """Returns the states of ranks, if each is of this version and unchanged since it was saved.
+
+    They have the configuration, which is the same object in all; other tables are not read.
 
     Raises:
         StateError: A state is not; reports what is missing or wrong.
     """
-    configs = [_checked_config(state) for state in states]
-    whole = {digest(config): config for config in configs if config is not None}
+    read = cache(_read_config)  # equal texts once
+    configs = [_checked_config(state, read) for state in states]
+    whole = dict(filter(None, configs))
     checked = []
     for state in states:
         if state.get("pipeline") not in whole:
@@ -268,18 +283,38 @@ def _checked_states(states: Sequence[Any]) -> list[_State]:
                 "another rank, which is not in the list; pass the whole list of "
                 "save_state_global()"
             )
-        tables = {name: decompressed(state.get(name), name) for name in ("streams", "stats")}
-        checked.append({**state, **tables, "config": whole[state["pipeline"]]})
-        for name, kind in _FIELDS.items():
-            value = checked[-1].get(name)
-            if not kind.fits(value):
-                raise StateError(f"the state's {name!r} is {value!r:.80}, not {kind.text}")
-        _check_streams(checked[-1])
+        checked.append({**state, "config": whole[state["pipeline"]]})
+        for name in _FIELDS:
+            _check_field(checked[-1], name)
     return checked
 
 
-def _checked_config(state: Any) -> Any:
-    """Returns the configuration in an unchanged state; None if it is in another rank's state."""
+def _check_field(state: _State, name: str) -> None:
+    kind, value = (_FIELDS | _TABLES)[name], state.get(name)
+    if not kind.fits(value):
+        raise StateError(f"the state's {name!r} is {value!r:.80}, not {kind.text}")
+
+
+def table_of(state: _State, name: str) -> Any:
+    """Returns the streams or the statistics of a checked state.
+
+    Raises:
+        StateError: They cannot be read, or contradict the rest of the state.
+    """
+    state = {**state, name: decompressed(state.get(name), name)}
+    _check_field(state, name)
+    if name == "streams":
+        _check_streams(state)
+    return state[name]
+
+
+def _read_config(text: Any) -> tuple[str, Any]:
+    config = decompressed(text, "config")
+    return digest(config), config
+
+
+def _checked_config(state: Any, read: Callable[[Any], tuple[str, Any]]) -> tuple[str, Any] | None:
+    """Returns digest and configuration of an unchanged state; None if another rank's has it."""
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         is_whole = isinstance(state, Mapping) and STATE_KEY in state
         raise StateError(
@@ -294,14 +329,15 @@ def _checked_config(state: Any) -> Any:
             f"the state has format version {version!r}; this version of energon_lite reads version "
             f"{VERSION} only. Resume with the version of energon_lite that saved it"
         )
-    config = decompressed(state.get("config"), "config")
-    is_own = config is None or state.get("pipeline") == digest(config)
+    text = state.get("config")
+    found = None if text is None else read(text) if isinstance(text, str) else _read_config(text)
+    is_own = found is None or state.get("pipeline") == found[0]
     if not is_own or state.get("checksum") != checksum(state):
         raise StateError(
             f"the state of rank {state.get('rank')} does not have the checksum that it was saved "
             "with: it was edited, or is corrupt. Use another checkpoint"
         )
-    return config
+    return found
 
 
 def _check_streams(state: _State) -> None:
@@ -313,7 +349,12 @@ def _check_streams(state: _State) -> None:
     """
     num_streams, count = state["num_streams"], state["count"]
     items = {int(index): stream["items"] for index, stream in state["streams"].items()}
-    if state["rank"] >= state["world_size"] or max(items, default=0) >= num_streams:
+    are_begun = sorted(items) == state["begun"]
+    if (
+        state["rank"] >= state["world_size"]
+        or max(items, default=0) >= num_streams
+        or not are_begun
+    ):
         raise StateError("the state contradicts itself; it was edited or is corrupt")
     slots = RankSlots(state["base"], state["rank"], state["world_size"], num_streams)
     last_slot = slots.slot(count - 1) if count else state["base"] - 1
@@ -363,11 +404,12 @@ def resume(
         _check_config(found, migrate)
         _check_same(checked, "pipeline")
         fresh = StreamRun(dataset, Stream(0, checked[0]["num_streams"])).snapshot()
-        if found.edits:
-            migrated = import_name("energon_lite.extras.migration.migration:migrated")
-            checked = migrated(checked, found, dataset_config, fresh)
-        position = _position(checked, config, dataset.endless, fresh)
-        position.edits = found.edits
+        migration = None
+        if found.changes_draws:
+            make = import_name("energon_lite.extras.migration.migration:Migration")
+            migration = make(found, checked[0]["config"], dataset_config, fresh)
+        position = _position(checked, config, dataset.endless, fresh, migration)
+        position.edits = found.edits + (migration.notes if migration else [])
         for form in dict.fromkeys(found.forms):
             logger.warning("Resumed with pictures in another form: %s", form)
         check_steps(dataset, position.start.slots, StateError)
@@ -394,7 +436,7 @@ def _check_config(found: Comparison, migrate: bool) -> None:
 
 
 def _position(
-    states: list[_State], config: WorkerConfig, endless: bool, fresh: Snapshot
+    states: list[_State], config: WorkerConfig, endless: bool, fresh: Snapshot, migration: Any
 ) -> LoaderPosition:
     """Returns the position of a rank in the run of which `states` are."""
     states = sorted(states, key=lambda state: int(state["rank"]))
@@ -419,18 +461,21 @@ def _position(
         _check_counts(states)
     if old_world == world_size:
         aligned = states
-        counted = [state for state in states if state["rank"] == rank]
-        position = _own_position(counted[0], states)
+        position = _own_position(next(s for s in states if s["rank"] == rank), states)
     else:
         position = _common_position(aligned, world_size)
-        counted = states if rank == 0 else []  # so that no count is lost, and none counts twice
     start = position.start
     start.slots = start.slots._replace(rank=rank, world_size=world_size)
-    start.streams = _stream_starts(aligned, position, fresh)
+    snapshots = _snapshots_of(aligned, start.pass_index, fresh, migration)
+    if position.peers:
+        position.peers.snapshots = snapshots
+    start.streams = _stream_starts(snapshots, position)
+    # So that no count is lost, and none counts twice.
+    counted = [state for state in states if state["rank"] % world_size == rank]
     position.failed = sum(state["failed"] for state in counted)
     position.drawn = sum(state["drawn"] for state in counted)
-    position.counted = [state["stats"] for state in counted]
-    rows = states[0]["stats"].items()
+    position.counted = [table_of(state, "stats") for state in counted]
+    rows = table_of(states[0], "stats").items()
     position.target = {name: row["target"] for name, row in rows if row["target"]}
     return position
 
@@ -450,7 +495,7 @@ def _aligned(states: list[_State]) -> list[_State]:
     last_pass = max(state["pass"] for state in states)
     start = {
         "pass": last_pass, "base": 0, "count": 0, "ended": False, "emitted": [], "items_in_pass": 0,
-        "streams": {},
+        "begun": [],
     }  # fmt: skip
     return [
         {**state, **start} if state["ended"] and state["pass"] == last_pass - 1 else state
@@ -479,7 +524,7 @@ def _peers(states: list[_State], pass_index: int) -> Peers:
         (-1 if s["ended"] else s["count"]) if s["pass"] == pass_index else -(s["pass"] > pass_index)
         for s in states
     ]
-    return Peers(states[0]["base"], counts, states)
+    return Peers(states[0]["base"], counts)
 
 
 def _own_position(state: _State, states: list[_State]) -> LoaderPosition:
@@ -514,14 +559,25 @@ def _common_position(states: list[_State], world_size: int) -> LoaderPosition:
     return LoaderPosition(start, emitted=emitted, items_in_pass=items, peers=peers)
 
 
-def _newest_snapshots(states: Sequence[_State], pass_index: int, index: int) -> list[Snapshot]:
-    """Lists where ranks have a stream in a pass, the furthest first."""
-    found = [
-        Snapshot.from_json(state["streams"][str(index)])
-        for state in states
-        if str(index) in state["streams"] and state["pass"] == pass_index
-    ]
-    return sorted(found, key=lambda snapshot: snapshot.count("items"), reverse=True)
+def _snapshots_of(
+    states: Sequence[_State], pass_index: int, fresh: Snapshot, migration: Any
+) -> Callable[[int], list[Snapshot]]:
+    """Returns what lists where ranks have a stream in a pass, the furthest first.
+
+    It reads only the states of ranks that have begun this stream.
+    """
+    there = [state for state in states if state["pass"] == pass_index]
+    table = cache(lambda number: table_of(there[number], "streams"))
+
+    def newest(index: int) -> list[Snapshot]:
+        numbers = (number for number, state in enumerate(there) if index in state["begun"])
+        found = [Snapshot.from_json(table(number)[str(index)]) for number in numbers]
+        if migration is not None:
+            found = [migration.stream(index, snapshot) for snapshot in found]
+        found = [snapshot.expect_like(fresh) for snapshot in found]
+        return sorted(found, key=lambda snapshot: snapshot.count("items"), reverse=True)
+
+    return cache(newest)
 
 
 def _regions(state: _State) -> list[Region]:
@@ -529,7 +585,7 @@ def _regions(state: _State) -> list[Region]:
 
 
 def _stream_starts(
-    states: list[_State], position: LoaderPosition, fresh: Snapshot
+    snapshots: Callable[[int], list[Snapshot]], position: LoaderPosition
 ) -> dict[int, StreamStart]:
     """Picks, for each stream of the rank, the furthest snapshot that skips no missing slot."""
     slots = position.start.slots
@@ -538,8 +594,7 @@ def _stream_starts(
     for visit, index in enumerate(slots.streams()):
         slot = slots.slot(visit)
         found = None
-        snapshots = _newest_snapshots(states, position.start.pass_index, index)
-        for snapshot in [snapshot.expect_like(fresh) for snapshot in snapshots]:
+        for snapshot in snapshots(index):
             behind = range(slot, snapshot.count("items") * slots.num_streams + index, step)
             if len(behind) < _FURTHEST and all(position.is_emitted(own) for own in behind):
                 found = snapshot

@@ -41,6 +41,8 @@ _FEW_CHILDREN = 128
 _PERIODS_OF_FEW = (144, 89, 64)
 _PERIODS_OF_MANY = (377, 233, 24)
 
+# Of more children than this, few are looked at for a draw on a schedule.
+_MANY_CHILDREN = 256
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
 _HALF = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -87,6 +89,21 @@ class BlendOrder:
         if count <= 0:
             return np.empty(0, dtype=np.int64)
         return self._draws.block(draw, count)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether `counts` knows how often each child was drawn."""
+        return isinstance(self._draws, _Periods)
+
+    def counts(self, draw: int) -> Int64Array:
+        """Returns how many of this stream's draws before `draw` each child takes; shape (K,).
+
+        Where only a look at all of these draws would tell, all are 0: with schedules, and in mode
+        "random".
+        """
+        if draw and isinstance(self._draws, _Periods):
+            return self._draws.counts(draw, self._weights.num_leaves)
+        return np.zeros(self._weights.num_leaves, dtype=np.int64)
 
     def next_draw(self, draw: int, children: BoolArray) -> int | None:
         """Returns `Weights.next_draw` in draws of this stream."""
@@ -177,6 +194,13 @@ class _Periods:
             parts.append(self._children_of(chunk)[max(draw - start, 0) : draw + count - start])
         return parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
 
+    def counts(self, draw: int, num_leaves: int) -> Int64Array:
+        """Returns how many of the first `draw` draws each leaf takes; shape (num_leaves,)."""
+        chunk, rest = divmod(draw, self._period * self._num_periods)
+        counts = np.bincount(self._children_of(chunk)[:rest], minlength=num_leaves)
+        counts[self._children] += self._before
+        return counts
+
     def _children_of(self, chunk: int) -> Int64Array:
         """Returns the draws of a chunk of periods; the last chunk is kept."""
         if self._chunk is None or self._chunk[0] != chunk:
@@ -186,7 +210,8 @@ class _Periods:
     def _work_out(self, chunk: int) -> Int64Array:
         periods = np.arange(self._num_periods + 1)
         edges = (periods + chunk * self._num_periods) * self._period
-        sizes = np.diff(self._apportionment.counts(edges), axis=1)
+        taken = self._apportionment.counts(edges)
+        self._before, sizes = taken[:, 0].copy(), np.diff(taken, axis=1)
         hashes = random_words(self._key, chunk, 1, size=len(sizes) + self._num_periods)
         order = np.argsort(hashes[self._num_periods :], kind="stable")
         # On each rank of each period, the child that stands there.
@@ -265,14 +290,44 @@ class _Lookup:
         begun, ended = (np.searchsorted(breaks, x, side="right") for x in (firsts, firsts + last))
         is_cut = begun != ended
         children = np.empty(numbers.shape, dtype=np.int64)
-        if not is_cut.all():
-            bounds = _cumulative(self._weights.at(firsts[~is_cut] + last // 2))
-            children[~is_cut] = _look_up(bounds[:, None, :], numbers[~is_cut])
+        for piece in np.unique(begun[~is_cut]):
+            rows = np.flatnonzero(~is_cut & (begun == piece))
+            children[rows] = self._between_points(firsts[rows] + last // 2, numbers[rows])
         if is_cut.any():
             draws = firsts[is_cut, None] + np.arange(SHORT_BLOCK) * num_streams
             bounds = _cumulative(self._weights.at(draws.ravel()))
             children[is_cut] = _look_up(bounds.reshape(*draws.shape, -1), numbers[is_cut])
         return children
+
+    def _between_points(self, draws: Int64Array, numbers: Float64Array) -> Int64Array:
+        """Looks up numbers, shape (N, SHORT_BLOCK), by the shares at draws, shape (N,).
+
+        Of many children few are looked at: as weights change linearly, so do their sums.
+        """
+        k, line = self._weights.num_leaves, None
+        if k > _MANY_CHILDREN and len(draws) > 2:
+            line = self._weights.line(int(draws[0]), int(draws[-1]))
+        if line is None:
+            return _look_up(_cumulative(self._weights.at(draws))[:, None, :], numbers)
+        left, right = np.add.accumulate(line[0], axis=1)
+        part = ((draws - draws[0]) / (draws[-1] - draws[0]))[:, None]
+
+        def behind(children: Int64Array) -> Float64Array:
+            """Returns how far their bounds lie behind the numbers, not divided."""
+            sums: Float64Array = left[children] * (1 - part) + right[children] * part
+            return sums - numbers * (left[-1] * (1 - part) + right[-1] * part)
+
+        passed = np.zeros(numbers.shape, dtype=np.int64)
+        for step in 1 << np.arange(k.bit_length())[::-1]:
+            next_ones = np.minimum(passed + step, k) - 1
+            passed += step * ((passed + step < k) & (behind(next_ones) <= 0))
+        # Where rounding might decide, all shares are added up.
+        error = k * k * 2.0**-50 * line[1]
+        gaps = np.minimum(abs(behind(passed)), abs(behind(np.maximum(passed - 1, 0))))
+        if (unsure := (gaps <= error).any(axis=1)).any():
+            bounds = _cumulative(self._weights.at(draws[unsure]))
+            passed[unsure] = _look_up(bounds[:, None, :], numbers[unsure])
+        return passed
 
 
 def _look_up(bounds: Float64Array, numbers: Float64Array) -> Int64Array:

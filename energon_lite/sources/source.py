@@ -227,31 +227,21 @@ class SourcePlaces(Sequence[Snapshot]):
     Args:
         names: of the sources.
         positions: shape (N,); where a stream stood in each.
-        taken: numbers of the sources that a sample was taken from since.
     """
 
-    __slots__ = ("_names", "_positions", "_taken")
+    __slots__ = ("_names", "_positions")
 
-    def __init__(
-        self, names: Names, positions: Int64Array, taken: Int64Array | Sequence[int] = ()
-    ) -> None:
+    def __init__(self, names: Names, positions: Int64Array) -> None:
         self._names = names
         self._positions = positions
-        self._taken = taken
 
     def __reduce__(self) -> Any:
         """Sends the positions to another process as bytes; numpy takes longer to make an array."""
-        return _places_of, (self._names, self._all().tobytes())
-
-    def _all(self) -> Int64Array:
-        """Counts what was taken; where many snapshots are made, few of them are looked at."""
-        if not len(self._taken):
-            return self._positions
-        return self._positions + np.bincount(self._taken, minlength=len(self._positions))
+        return _places_of, (self._names, self._positions.tobytes())
 
     def __iter__(self) -> Iterator[Snapshot]:
         """Yields the snapshots."""
-        for name, position in zip(self._names, self._all().tolist(), strict=True):
+        for name, position in zip(self._names, self._positions.tolist(), strict=True):
             yield Snapshot("source", {"name": name, "position": position})
 
     def __getitem__(self, number: Any) -> Any:
@@ -270,6 +260,6 @@ class SourcePlaces(Sequence[Snapshot]):
             StateError: They are not of these sources.
         """
         if isinstance(snapshots, SourcePlaces) and snapshots._names == names:
-            return snapshots._all()
+            return snapshots._positions
         pairs = zip(snapshots, names, strict=True)
         return np.array([_position_in(*pair) for pair in pairs], dtype=np.int64)

@@ -171,7 +171,10 @@ class BlendDataset(CombinedDataset[T]):
             {"name": label, "weight": weight, "of": dataset.config()}
             for dataset, label, weight in zip(self.datasets, self.labels, weights, strict=True)
         ]
-        return {"stage": "blend", "blend_mode": self.blend_mode, "until": self.until, "of": of}
+        return {
+            "stage": "blend", "blend_mode": self.blend_mode, "until": self.until,
+            "seed": self.run_seed, "of": of,
+        }  # fmt: skip
 
 
 class TokenBlendDataset(BlendDataset[T]):

@@ -11,9 +11,10 @@ from energon_lite.core.arrays import Int64Array, argsort
 from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.sources.refs import MOST_ORDERED, NO_REFS, OrderAhead, RefOrder, Refs
-from energon_lite.sources.source import SourcePlaces
+from energon_lite.stages.blend_places import checked_place, hash_of
 from energon_lite.stages.choosers import BySamples
 
+_NOTHING = np.empty(0, np.int64)
 # Positions of all sources together that are ordered at once.
 _ORDERED_OF_ALL = 256 << 10
 
@@ -22,7 +23,8 @@ class BlendRefs(RefOrder):
     """A stream's place in a blend of sources: the number of the next draw, and their positions.
 
     A sample that fails uses its draw up, so nothing that is read changes the order. Draws of
-    sources that have ended are passed over.
+    sources that have ended are passed over. So the position of a source is the number of its draws,
+    but not where a blend was edited, or where all others have ended: by how much is saved.
 
     Args:
         spec: the `BlendDataset`.
@@ -33,28 +35,46 @@ class BlendRefs(RefOrder):
     def __init__(self, spec: Any, chooser: BySamples, stream: Stream) -> None:
         self.sources, self.mean_bytes, self.kind = spec.leaves, spec.mean_bytes, spec.kind
         self.stream = stream
-        self._name, self._labels = spec.name, spec.labels
         self._ends_first = spec.until == "first"
         most, sources = max(1, min(MOST_ORDERED, _ORDERED_OF_ALL // len(spec.leaves))), spec.leaves
         self.order_of = cache(lambda i: OrderAhead(sources[i].order.stream(stream), most))
         self._chooser = chooser
-        self._begin(np.zeros(len(spec.leaves), np.int64))
+        self._about = {
+            "counted": chooser.order.is_counted, "order": hash_of(spec.key, spec.labels),
+            "stream": (stream.index, stream.num_streams, stream.pass_index),
+        }  # fmt: skip
+        self._begin(0, np.zeros(len(spec.leaves), np.int64), _NOTHING)
 
-    def _begin(self, positions: Int64Array) -> None:
+    def _begin(self, draw: int, positions: Int64Array, ahead: Int64Array) -> None:
         self._ended: set[int] = set()
-        # Where the sources stood before the references that were looked up; their sources and
-        # draws; and how many of them were passed over.
-        self._positions = positions
-        self._drawn = self._draws = np.empty(0, np.int64)
+        # The place before the references that were looked up: the draw, where the sources stand,
+        # and how far they are ahead of their draws, or nothing where none is.
+        self._draw, self._positions = draw, positions
+        self._ahead = ahead if ahead.any() else _NOTHING
+        # The sources and draws of these references, and how many were passed over.
+        self._drawn = self._draws = _NOTHING
         self._num_passed = 0
+        # Whether positions follow from draws: these are counted, and each has found a sample.
+        self._has_all = self._chooser.order.is_counted
+
+    def _place(self) -> tuple[int, Int64Array]:
+        """Returns the draw, and how far sources are ahead, behind what was passed over."""
+        num = self._num_passed
+        if not num:
+            return self._draw, self._ahead
+        draw = max(self._draw, int(self._draws[num - 1]) + 1)
+        if self._has_all and draw > self._draw:
+            return draw, self._ahead
+        taken = np.bincount(self._drawn[:num], minlength=len(self._positions))
+        return draw, self._positions + taken - self._chooser.order.counts(draw)
 
     def _settle(self) -> None:
         """Counts what was passed over."""
         num = self._num_passed
         if num:
-            self._chooser.pass_over(int(self._draws[num - 1]))
-            counts = np.bincount(self._drawn[:num], minlength=len(self._positions))
-            self._positions = self._positions + counts  # snapshots keep the array before
+            self._draw, self._ahead = self._place()
+            self._chooser.pass_over(self._draw - 1)
+            self._positions += np.bincount(self._drawn[:num], minlength=len(self._positions))
             self._drawn, self._draws, self._num_passed = self._drawn[num:], self._draws[num:], 0
 
     def ahead(self, n: int) -> Refs:
@@ -63,6 +83,7 @@ class BlendRefs(RefOrder):
         while True:
             plan, draws = self._chooser.next(n)
             refs, is_there, ended = self._looked_up(plan)
+            self._has_all = self._has_all and bool(is_there.all())
             if self._ends_first and not is_there.all():
                 is_there[int(is_there.argmin()) :] = False  # it is the end
                 if not is_there[0]:
@@ -103,15 +124,18 @@ class BlendRefs(RefOrder):
         self._num_passed += n
 
     def snapshot(self) -> Snapshot:
-        """Returns the number of the next draw, and the positions as one array."""
-        num = self._num_passed
-        if num:
-            self._chooser.pass_over(int(self._draws[num - 1]))
-        places = SourcePlaces(self._labels, self._positions, self._drawn[:num])
-        return Snapshot(self._name, self._chooser.state(), places, self._labels)
+        """Returns the number of the next draw, and how far sources are ahead of their draws."""
+        draw, ahead = self._place()
+        fields = {"draw": draw, "ahead": ahead if ahead.any() else (), **self._about}
+        return Snapshot("blend", fields)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Goes to a place."""
-        snapshot.expect(self._name, len(self.sources))
+        place = checked_place(snapshot, self._about["order"], len(self.sources))
         self._chooser.restore(snapshot)
-        self._begin(SourcePlaces.positions(snapshot.below(self._labels), self._labels))
+        draw, ahead = place["draw"], place["ahead"]
+        counts = self._chooser.order.counts(draw)
+        if place["counted"]:
+            self._begin(draw, counts + ahead, ahead)
+        else:
+            self._begin(draw, ahead, ahead - counts)

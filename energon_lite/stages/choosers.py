@@ -51,7 +51,7 @@ class BySamples:
     """
 
     def __init__(self, order: BlendOrder, num_datasets: int) -> None:
-        self._order = order
+        self.order = order
         self._num_datasets = num_datasets
         self._begin(0)
 
@@ -82,10 +82,13 @@ class BySamples:
         return int(self._plan[self._at])
 
     def next(self, n: int) -> tuple[Int64Array, Int64Array]:
-        """Returns the datasets of some of the next `n` draws and the draws' numbers; both (N,)."""
+        """Returns the datasets of some of the next `n` draws and the draws' numbers; both (N,).
+
+        The number is -1 where only one dataset is left: its items use no draws up.
+        """
         self.choose()
         if self._only_one_left is not None:
-            return np.full(n, self._only_one_left), np.full(n, self._next_plan)
+            return np.full(n, self._only_one_left), np.full(n, -1)
         if (missing := self._at + n - len(self._plan)) > 0:
             with suppress(ValueError):  # weights that are all 0, which these draws report
                 self._plan_on(max(_BLOCK, missing))
@@ -94,7 +97,7 @@ class BySamples:
 
     def _plan_on(self, size: int) -> None:
         """Plans further draws, but for those of datasets that have ended."""
-        new = self._order.block(self._next_plan, size)
+        new = self.order.block(self._next_plan, size)
         draws = np.arange(self._next_plan, self._next_plan + size)
         self._next_plan += size
         self._set_plan(
@@ -123,7 +126,7 @@ class BySamples:
             If none ever has one again, the first of them: they are taken whole, one by one.
         """
         is_left = ~np.isin(np.arange(self._num_datasets), list(self._ended))
-        later = self._order.next_draw(self._next_plan, is_left)
+        later = self.order.next_draw(self._next_plan, is_left)
         if later is None:
             self._go_to(self._next_plan)
             self._only_one_left = int(is_left.argmax())

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from energon_lite.core.errors import StateError
+from energon_lite.loader.resume import decompressed
 
 from ..helpers import (
     Ranks,
@@ -30,7 +31,7 @@ from .workers import loader_from
 
 def test_state_is_plain_json_with_format_and_version(states) -> None:
     for rank, state in enumerate(states):
-        assert (state["format"], state["version"]) == ("energon_lite.loader", 5)
+        assert (state["format"], state["version"]) == ("energon_lite.loader", 6)
         assert (state["rank"], state["world_size"], state["num_streams"]) == (rank, 2, 4)
         assert sorted(state["streams"]) == [str(s) for s in (rank, rank + 2)]
         assert json.loads(json.dumps(state)) == state
@@ -267,3 +268,40 @@ def test_corrupt_state_is_refused_or_resumes_exactly(texts, states, world_size) 
     loader.restore_state_global(states)
     assert_same(list(islice(iter(loader), 4)), expected)
     assert num_refused > 60
+
+
+@pytest.mark.parametrize("world_size", [16, 8, 4])
+def test_a_rank_reads_the_streams_and_counts_of_its_own_part_of_the_states(
+    texts, world_size, monkeypatch
+) -> None:
+    """Sixteen streams on eight ranks: of sixteen, each needs the state of one."""
+    make = train(texts, batch_size=1)
+    run = Ranks(make, 8, num_streams=16)
+    run.steps(2)
+    states = [loader.save_state_rank() for loader in run.loaders]
+    read: list[str] = []
+    monkeypatch.setattr(
+        "energon_lite.loader.resume.decompressed",
+        lambda text, name: read.append(name) or decompressed(text, name),
+    )
+    loader = Ranks(make, world_size, num_streams=16).loaders[1]
+    loader.restore_state_global(through_json(states))
+    own = max(1, 8 // world_size)
+    assert read.count("streams") == own
+    assert read.count("stats") <= own + 1  # and for the targets, which are those of the run
+    assert read.count("config") == 1
+    resumed = Ranks(make, world_size, states=states)
+    expected = Ranks(make, 1, num_streams=16).slots(48)
+    assert_same(resumed.slots(32), {slot: expected[slot] for slot in range(16, 48)})
+
+
+def test_counts_of_ranks_before_are_continued_once_by_the_ranks_now(texts) -> None:
+    make = train(texts, batch_size=2)
+    run = Ranks(make, 4, num_streams=4)
+    run.steps(3)
+    states = run.save()
+    for world_size in (1, 2, 3, 4, 8):
+        resumed = Ranks(make, world_size, states=states)
+        samples = [loader.stats()["texts/train"].samples for loader in resumed.loaders]
+        assert sum(samples) == 24
+        assert max(samples) == 6 * -(-4 // world_size)

@@ -495,7 +495,7 @@ def test_sample_that_cannot_be_made_again_is_expanded_from_its_start(sets, steps
     run = Ranks(old, 1, num_streams=2)
     first = run.slots(steps)
     later, edits = migrated(new, run.save())
-    assert "2 streams stood inside a sample" in edits[-1]
+    assert "2 streams of this rank stood inside a sample" in edits[-1]
     second = later.slots(80)
     for place in ((name, stream) for name in ids("ab") for stream in range(2)):
         found = items_of([*first.values(), *second.values()], place)
@@ -654,7 +654,9 @@ def test_swapped_ids_of_two_folders_are_refused_as_other_data(sets) -> None:
         lambda state: state["config"]["of"]["of"]["of"].pop("of"),
         lambda state: state["config"].update({"of": None}),
         lambda state: state["streams"]["0"]["inner"][0].pop("draw"),
-        lambda state: state["streams"]["0"]["inner"][0]["inner"].pop("a/train"),
+        lambda state: state["streams"]["0"]["inner"][0].update({"ahead": [1]}),
+        lambda state: state["streams"]["0"]["inner"][0].update({"order": "0"}),
+        lambda state: state["streams"]["0"]["inner"][0].update({"stream": [0]}),
         lambda state: state["streams"]["0"].update({"inner": []}),
     ],
 )

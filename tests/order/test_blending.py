@@ -109,6 +109,32 @@ def test_source_comes_and_goes_with_the_draw_of_the_run_that_its_schedule_names(
             assert len(draws) == pytest.approx(0.9 * 2000 / 7, abs=40 if mode == "random" else 5)
 
 
+@pytest.mark.parametrize("start", [0, 600, 9000, 10**9])
+@pytest.mark.parametrize("kinds", [("linear",), ("linear", "step"), ("linear", "cosine")])
+def test_draws_among_many_schedules_are_those_of_all_shares(start, kinds, monkeypatch) -> None:
+    rng = np.random.default_rng(7)
+    points = np.sort(rng.integers(1, 90_000, (400, 2)), axis=1).astype(float)
+    points[:300] = (10, 80_000)  # most have the same
+    ends = rng.random((400, 2)).round(1)
+    own = [
+        Schedule(kinds[i % len(kinds)], ((a, x), (b + 1, y)))
+        for i, ((a, b), (x, y)) in enumerate(zip(points, ends, strict=True))
+    ]
+    weights = Weights([1.0, *own, 0.0, 2.5])
+    found = BlendOrder(weights, "exact", 3, Stream(1, 4)).block(start, 2000)
+    monkeypatch.setattr("energon_lite.order.blending._MANY_CHILDREN", 10**6)
+    assert np.array_equal(found, BlendOrder(weights, "exact", 3, Stream(1, 4)).block(start, 2000))
+    assert len(set(found.tolist())) > 200
+    # A number that lies at a bound is decided by the sum of all shares, as ever.
+    monkeypatch.undo()
+    order, bounds = BlendOrder(weights, "exact", 3, Stream(0, 1))._draws, None
+    draws = np.arange(start + 200, start + 218, 6)
+    bounds = np.add.accumulate(weights.at(draws), axis=1)
+    numbers = (bounds / bounds[:, -1:])[:, 5:395:65]
+    counted = np.count_nonzero((bounds / bounds[:, -1:])[:, None, :] <= numbers[..., None], axis=-1)
+    assert np.array_equal(order._between_points(draws, numbers), counted)
+
+
 def test_draw_without_any_share_is_refused_by_its_number() -> None:
     tree = Weights([Schedule("step", ((0, 1.0), (100, 0.0)))])
     order = BlendOrder(tree, "exact", 0, Stream(0, 1))

@@ -94,6 +94,37 @@ def test_expected_counts_are_the_sum_of_the_shares(tree, num_draws) -> None:
     assert np.allclose(found, tree.at(np.arange(num_draws)).sum(axis=0), rtol=1e-6, atol=1e-9)
 
 
+@given(weights(), st.lists(st.integers(0, 50_000), min_size=2, max_size=6))
+def test_expected_counts_add_up_from_call_to_call(tree, draws) -> None:
+    for num_draws in draws:  # also back, as a run does that is restored
+        exact = tree.at(np.arange(num_draws)).sum(axis=0)
+        assert np.allclose(tree.expected(num_draws), exact, rtol=1e-6, atol=1e-9)
+
+
+def test_a_save_of_many_schedules_works_out_only_what_is_new(monkeypatch) -> None:
+    """Their own points cut the draws into 400 intervals, each shorter than what is added up."""
+    rng = np.random.default_rng(5)
+    points = np.sort(rng.integers(1, 100_000, (200, 2)), axis=1).astype(float)
+    kinds = ["linear", "cosine", "step"]
+    tree = Weights(
+        [
+            Schedule(kinds[i % 3], ((a, rng.random()), (b + 1, rng.random() + 0.01)))
+            for i, (a, b) in enumerate(points)
+        ]
+    )
+    exact = tree.at(np.arange(60_000)).sum(axis=0)
+    cells = []
+    at = tree.at
+    monkeypatch.setattr(tree, "at", lambda draws: cells.append(len(draws)) or at(draws))
+    assert np.allclose(tree.expected(60_000), exact, rtol=1e-6)
+    assert sum(cells) < 6000
+    cells.clear()
+    more = tree.expected(60_200)
+    assert sum(cells) <= 200
+    exact += at(np.arange(60_000, 60_200)).sum(axis=0)
+    assert np.allclose(more, exact, rtol=1e-6)
+
+
 @pytest.mark.soak
 def test_expected_counts_of_ten_million_scheduled_draws_are_exact() -> None:
     tree = Weights(

@@ -76,6 +76,18 @@ def check_run(weights: np.ndarray, num_streams: int, num_draws: int, key: int) -
     assert furthest(in_slot_order, shares) <= 2 * num_streams + MOST_OF_STREAM
 
 
+@given(constants(400), keys, streams(), st.lists(st.integers(0, 30_000), max_size=4))
+def test_counts_before_a_draw_are_those_of_the_draws(weights, key, stream, draws) -> None:
+    order = BlendOrder(Weights(weights), "exact", key, stream)
+    assert order.is_counted
+    for draw in draws:
+        children = BlendOrder(Weights(weights), "exact", key, stream).block(0, draw)
+        assert np.array_equal(order.counts(draw), np.bincount(children, minlength=len(weights)))
+    late = order.counts(10**12 + 5000) - order.counts(10**12)
+    children = order.block(10**12, 5000)
+    assert np.array_equal(late, np.bincount(children, minlength=len(weights)))
+
+
 @given(any_weights(), modes, keys, streams(), st.integers(0, 10**6), st.data())
 def test_children_do_not_depend_on_the_cut_into_blocks(
     weights, mode, key, stream, start, data

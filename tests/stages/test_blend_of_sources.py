@@ -20,6 +20,7 @@ from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import UserFunction
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.stages.blend import TokenBlendDataset
+from energon_lite.stages.blend_places import back, blends_in, by_name
 from energon_lite.stages.concat import RepeatDataset
 from energon_lite.stages.token_lengths import MeasureDataset
 from energon_lite.testing import check_dataset
@@ -59,6 +60,14 @@ def num_opened(run: StreamRun[Any]) -> int:
     return int(cursor.order.order_of.cache_info().currsize)
 
 
+def place_by_name(dataset: Any, snapshot: Snapshot) -> Snapshot:
+    """The snapshot with the position of each source; without what only such a blend saves."""
+    found = by_name(snapshot, dict(blends_in(dataset.config())))
+    (inner,) = found.inner
+    fields = {"draw": inner.field("draw")}
+    return Snapshot("stream", found.fields, (Snapshot("blend", fields, inner.inner, inner.names),))
+
+
 def keys(run: StreamRun[Any], number: int) -> list[Any]:
     return [item.__restore_key__ for item in islice(run, number)]
 
@@ -85,27 +94,71 @@ def test_order_and_states_are_those_of_cursors_that_are_all_opened_at_first(fold
     assert num_opened(lazy) == 0
     for _ in range(30):
         assert keys(lazy, 7) == keys(eager, 7)
-        assert lazy.snapshot().to_json() == eager.snapshot().to_json()
+        assert place_by_name(all_at_first, lazy.snapshot()) == eager.snapshot()
 
 
-def test_place_in_many_sources_is_pickled_as_one_array(folder: Path) -> None:
-    run = run_of(blend(folder))
-    keys(run, 50)
-    saved = run.snapshot()
-    sent = pickle.dumps(saved)
-    assert pickle.loads(sent) == saved
-    assert len(sent) < MANY * (len('"source100", ') + 8) + 1000
+RISING = Schedule("linear", ((0, 0.0), (40, 2.0)))
 
 
-def test_place_in_other_sources_is_refused_with_their_names(folder: Path) -> None:
+@pytest.mark.parametrize("until", [None, "first"])
+@pytest.mark.parametrize("weights", [(2, 1, 1), (1, 3, 0.2), (RISING, 1, 1), (5,), (1, 1e-6)])
+@pytest.mark.parametrize("settings", [{}, {"blend_mode": "random"}, {"repeat": True}])
+def test_positions_are_those_of_the_samples_drawn_at_every_place(
+    tmp_path: Path, until: str | None, weights: Any, settings: dict[str, Any]
+) -> None:
+    """Through ends, where one source is left, and after a resume."""
+    roots = [text_set(tmp_path / f"s{size}", size, 1) for size in (9, 13, 4)]
+    repeat, mode = settings.get("repeat", False), settings.get("blend_mode", "exact")
+    sources = [
+        load_factory(root, name=root.name, worker_config=CONFIG).build(repeat=repeat)
+        for root in roots
+    ]
+    pairs = zip(sources, weights, strict=False)
+    dataset = BlendDataset(*pairs, until=until, blend_mode=mode)
+    blends, stream = dict(blends_in(dataset.config())), Stream(0, 1)
+    expected = [item.__restore_key__ for item in islice(StreamRun(dataset, stream), 40)]
+    run = StreamRun(dataset, stream)
+    for number in range(min(30, len(expected)) + 1):
+        saved = through_json(run.snapshot().to_json())
+        named = by_name(Snapshot.from_json(saved), blends)
+        drawn = [key[0] for key in expected[:number]]
+        for name, own in zip(named.inner[0].names, named.inner[0].inner, strict=True):
+            assert own.count("position") == drawn.count(name)
+        if number % 3:
+            run = StreamRun(dataset, stream)
+        run.restore(Snapshot.from_json(saved))
+        assert through_json(run.snapshot().to_json()) == saved
+        again = StreamRun(dataset, stream)
+        again.restore(back(named))  # as it is after an edit
+        assert keys(again, 9) == expected[number : number + 9]
+        assert keys(run, 1) == expected[number : number + 1]
+    assert not repeat or len(expected) == 40
+
+
+def test_place_in_many_sources_takes_no_more_than_in_few(folder: Path) -> None:
+    sizes = []
+    for number in (2, MANY):
+        run = run_of(blend(folder, number))
+        keys(run, 500)
+        saved = run.snapshot()
+        sent = pickle.dumps(saved)
+        assert pickle.loads(sent) == saved
+        sizes.append((len(sent), len(json.dumps(saved.to_json()))))
+    assert sizes[0] == sizes[1]
+    assert max(sizes[0]) < 300
+
+
+def test_place_in_other_sources_or_of_another_seed_is_refused(folder: Path) -> None:
     saved = through_json(run_of(blend(folder, 3)).snapshot().to_json())
     (inner,) = saved["inner"]
-    inner["inner"]["source1"]["name"] = "other"
-    with pytest.raises(StateError, match="stands in source 'other'"):
-        run_of(blend(folder, 3), Snapshot.from_json(saved))
-    inner["inner"]["source1"] = {"stage": "source", "name": "source1", "position": -1}
-    with pytest.raises(StateError, match="position=-1"):
-        run_of(blend(folder, 3), Snapshot.from_json(saved))
+    for change in ({"order": "00000000"}, {"ahead": [1, 2]}):
+        changed = Snapshot.from_json({**saved, "inner": [{**inner, **change}]})
+        with pytest.raises(StateError, match="of other sources, or with another seed, than the 3"):
+            run_of(blend(folder, 3), changed)
+    for ahead in ([1, 2, 0.5], 7, [10**30, 0, 0]):
+        changed = Snapshot.from_json({**saved, "inner": [{**inner, "ahead": ahead}]})
+        with pytest.raises(StateError, match="not a column of integers"):
+            run_of(blend(folder, 3), changed)
 
 
 def test_opened_source_that_was_not_read_takes_little_memory(folder: Path) -> None:

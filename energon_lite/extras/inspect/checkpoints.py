@@ -19,12 +19,13 @@ from zipfile import BadZipFile, ZipFile
 import torch
 
 from energon_lite.core.errors import StateError
-from energon_lite.core.state import FORMAT, STATE_KEY, VERSION, checksum, digest
+from energon_lite.core.state import FORMAT, STATE_KEY, VERSION, Snapshot, checksum, digest
 from energon_lite.extras.inspect.text import checkpoint_text
 from energon_lite.extras.prepare.choose_shards import files_below
 from energon_lite.extras.view.words import counted
 from energon_lite.loader.comparison import Comparison
 from energon_lite.loader.resume import decompressed, states_of
+from energon_lite.stages.blend_places import Blends, blends_in, by_name
 from energon_lite.storage import files
 
 _MARK = re.escape(FORMAT.encode())
@@ -378,24 +379,24 @@ def _run_contents(path: Path, progress: Progress) -> tuple[Any, dict[str, Any], 
             if index not in streams or snapshot["items"] > streams[index]["items"]:
                 streams[index] = snapshot  # of ranks that run one stream, the one that is ahead
     configs = (decompressed(state.get("config"), "config") for state in states.values())
-    return next(filter(None, configs), None), _stream_places(streams), counts
+    config = next(filter(None, configs), None)
+    return config, _stream_places(streams, dict(blends_in(config))), counts
 
 
-def _stream_places(streams: Mapping[str, Any]) -> dict[str, Any]:
+def _stream_places(streams: Mapping[str, Any], blends: Blends) -> dict[str, Any]:
     """Returns how far each source is in all streams together, and what else streams stand at."""
     places: dict[str, Any] = {}
     for index, snapshot in sorted(streams.items(), key=lambda pair: int(pair[0])):
         places[f"stream {index}: batches"] = snapshot["items"]
-        for name, position in _positions(snapshot):
+        for name, position in _positions(by_name(Snapshot.from_json(snapshot), blends)):
             what = f"source {name}: samples drawn"
             places[what] = places.get(what, 0) + position
     places["digest of all that streams save, buffers too"] = digest(dict(streams))[:8]
     return places
 
 
-def _positions(snapshot: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    if snapshot.get("stage") == "source":
-        yield snapshot["name"], snapshot["position"]
-    inner = snapshot.get("inner") or ()
-    for below in inner.values() if isinstance(inner, Mapping) else inner:
+def _positions(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
+    if snapshot.kind == "source":
+        yield snapshot.field("name"), snapshot.count("position")
+    for below in snapshot.inner:
         yield from _positions(below)

@@ -6,47 +6,17 @@ left of removed ones is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from energon_lite.core.errors import StateError
 from energon_lite.core.keys import leaves
 from energon_lite.core.state import Snapshot
 from energon_lite.loader.comparison import BLENDS, Comparison, names_of
+from energon_lite.stages.blend_places import back, blends_in, by_name
 
 # The snapshots below a blend, by name; of a blend of one source, that of the source.
 _Named = dict[str, Snapshot]
-
-
-def migrated(
-    states: Sequence[dict[str, Any]], found: Comparison, here: Any, fresh: Snapshot
-) -> list[Any]:
-    """Brings checked states into the form of this pipeline.
-
-    Args:
-        states: of all ranks.
-        found: how the configurations differ; its `edits` get a line on what is expanded again.
-        here: the configuration of this pipeline.
-        fresh: a snapshot of a stream of this pipeline at its start.
-
-    Raises:
-        StateError: A state is corrupt.
-    """
-    migration = Migration(found, here, fresh)
-    made = []
-    for state in states:
-        streams = {
-            index: migration.stream(index, Snapshot.from_json(stream)).to_json()
-            for index, stream in state["streams"].items()
-        }
-        made.append({**state, "streams": streams})
-    if migration.expanded:
-        found.edits.append(
-            f"{len(migration.expanded)} streams stood inside a sample that a hook expands into "
-            "several, and that cannot be re-created: it is expanded from its start, so what it "
-            "yielded so far comes again. Mark the hooks before it @stateless to avoid that"
-        )
-    return made
 
 
 class Migration:
@@ -54,26 +24,39 @@ class Migration:
 
     Args:
         comparison: of both configurations.
-        here: the configuration of this pipeline.
+        saved: the configuration of the checkpoint.
+        here: that of this pipeline.
         fresh: a snapshot of a stream of this pipeline at its start.
-
-    Attributes:
-        expanded: streams that stood inside a sample that a hook expands into several, and that
-            cannot be re-created.
     """
 
-    def __init__(self, comparison: Comparison, here: Any, fresh: Snapshot) -> None:
-        self.expanded: set[str] = set()
+    def __init__(self, comparison: Comparison, saved: Any, here: Any, fresh: Snapshot) -> None:
         self._comparison = comparison
         self._names = set(names_of(here))
-        self._fresh = fresh
+        self._blends = dict(blends_in(saved))
+        self._fresh = by_name(fresh, dict(blends_in(here)))
+        # Streams that stood inside a sample that a hook expands into several, and that cannot be
+        # re-created.
+        self._expanded: set[int] = set()
 
-    def stream(self, index: str, old: Snapshot) -> Snapshot:
-        """Returns the snapshot of a stream, as this pipeline can restore it."""
-        if not self._comparison.changes_draws:
-            return old
+    @property
+    def notes(self) -> list[str]:
+        """Lists what of the streams that were migrated comes again."""
+        if not self._expanded:
+            return []
+        return [
+            f"{len(self._expanded)} streams of this rank stood inside a sample that a hook expands "
+            "into several, and that cannot be re-created: it is expanded from its start, so what "
+            "it yielded so far comes again. Mark the hooks before it @stateless to avoid that"
+        ]
+
+    def stream(self, index: int, old: Snapshot) -> Snapshot:
+        """Returns the snapshot of a stream, as this pipeline can restore it.
+
+        Raises:
+            StateError: It is corrupt.
+        """
         self._stream = index
-        return self._bring(old, self._fresh)
+        return back(self._bring(by_name(old, self._blends), self._fresh))
 
     def _bring(
         self, old: Snapshot | None, fresh: Snapshot, around: _Named | None = None
@@ -137,7 +120,7 @@ class Migration:
             return fields if _is_there(fields["input"], self._names) else fresh.fields
         elif "slot" in fields and fields.get("done"):
             # The blend below may take another sample at that draw: it is expanded from its start.
-            self.expanded.add(self._stream)
+            self._expanded.add(self._stream)
             return fresh.fields
         return fields
 
