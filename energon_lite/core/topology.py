@@ -13,8 +13,8 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping
-from itertools import count
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count, islice
 from math import ceil, gcd
 from operator import attrgetter
 from pathlib import Path
@@ -142,13 +142,13 @@ class RankSlots(NamedTuple):
         """How many batches of each stream there are until then; 1 if no stream is shared."""
         return self._ring.num_ranks
 
-    def count(self, num_batches: Mapping[int, int]) -> int:
+    def count(self, num_batches: Mapping[int, int] | Sequence[int]) -> int:
         """Counts the batches that the rank emits from here, by the batches of each stream."""
-        total = 0
-        for n in range(self.num_turns):
+        total, stride = 0, self.stride
+        for slot in islice(self.turns(), self.num_turns):
             # The rank emits batch k of the stream for k = start, start + stride, ...
-            start, index = divmod(self.slot(n), self.num_streams)
-            total += max(0, -(-(num_batches[index] - start) // self.stride))
+            start, index = divmod(slot, self.num_streams)
+            total += max(0, -((start - num_batches[index]) // stride))
         return total
 
     def streams(self) -> list[int]:

@@ -222,7 +222,7 @@ class PassEnds:
             last = min(max(own, default=-1) for own in visits)
             steps = sum(visit <= last for visit in set.intersection(*map(set, visits)))
         else:
-            steps = (min if end == "drop" else max)(s.count(dict(enumerate(counts))) for s in ranks)
+            steps = (min if end == "drop" else max)(s.count(counts) for s in ranks)
         return steps if limit is None else min(steps, limit)
 
     def _log(self, end: End) -> None:

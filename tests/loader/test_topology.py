@@ -19,9 +19,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite import get_savable_loader, get_train_dataset
+from energon_lite.core.dataset import StreamRun
 from energon_lite.core.topology import RankSlots, WorkerConfig
 
-from ..helpers import ENCODERS, Ranks, assert_same, keys_of, text_set, train, validation
+from ..helpers import (
+    ENCODERS,
+    Ranks,
+    assert_same,
+    keys_of,
+    text_set,
+    through_json,
+    train,
+    validation,
+)
 from ..rank_processes import in_ranks
 
 
@@ -63,6 +73,53 @@ def test_finite_pass_has_the_same_slots_on_any_topology(texts, encoder, make_fro
     assert len(whole) > 20
     for world_size in (4, 13):
         assert_same(Ranks(make, world_size, num_streams=6).rest(), whole)
+
+
+@pytest.mark.parametrize("encoder", ["skipping", "grouping"])
+def test_run_that_loses_ranks_has_the_same_slots(texts, encoder) -> None:
+    make = train(texts[65], encoder, batch_size=2)
+    whole, start, states = from_start(make, 7, 54), 0, None
+    for world_size, num_workers in ((7, 0), (6, 0), (3, 2), (2, 0)):
+        run = Ranks(
+            make, world_size, num_workers, states=states, num_streams=7, worker_type="thread"
+        )
+        assert_same(run.steps(3), part(whole, start, 3 * world_size))
+        start, states = start + 3 * world_size, run.save()
+    assert start == 54
+
+
+def test_ranks_that_lose_one_compute_one_stream_more(texts, monkeypatch) -> None:
+    num_computed = Counter[int]()
+    compute = StreamRun.__next__
+
+    def counted(run: Any) -> Any:
+        num_computed[run.stream.index] += 1
+        return compute(run)
+
+    monkeypatch.setattr(StreamRun, "__next__", counted)
+    run = Ranks(train(texts[65], "skipping"), 7, num_streams=16)
+    run.steps(1)
+    assert num_computed.total() <= 7 * 3  # what is shared is computed step by step
+    run.steps(31)
+    # Each rank has two streams of its own and a shared one, and two ranks another one.
+    assert 7 * 32 * 1.3 < num_computed.total() < 7 * 32 * 1.6
+    assert max(num_computed[index] for index in range(14)) == 7 * 32 / 16
+
+
+def test_run_of_more_streams_than_any_cluster_has_workers_is_saved_and_restored(texts) -> None:
+    def loader() -> Any:
+        config = WorkerConfig(rank=77, world_size=16_384, num_workers=8, worker_type="thread")
+        return get_savable_loader(train(texts[65])(config))
+
+    with loader() as first:
+        batches = iter(first)
+        before = [keys_of(next(batches)) for _ in range(3)]
+        state = through_json(first.save_state_rank())
+        assert state["num_streams"] == 131_072
+        expected = [keys_of(next(batches)) for _ in range(3)]
+    with loader() as resumed:
+        resumed.restore_state_rank(state)
+        assert [keys_of(batch) for batch in islice(resumed, 3)] == expected != before
 
 
 def test_default_number_of_streams_is_ranks_times_workers(texts) -> None:
