@@ -82,10 +82,10 @@ class RankSlots(NamedTuple):
     """The slots that one rank emits; `first` of its visits since `base` are done already.
 
     In each step the ranks emit the next `world_size` slots, one each. If the world size divides the
-    number of streams, the r-th of these slots is always of a stream of rank r. If it does not,
-    other streams are due in each step, and most streams still belong to one rank, which emits all
-    of their batches. The others are shared: a rank emits one of their batches in a step in which
-    none of its own streams is due, so it computes all of their batches.
+    number of streams, rank r always emits the r-th of them. If it does not, other streams are due
+    in each step. Then most streams belong to one rank each, which emits all of their batches. The
+    others are shared: in a step in which no stream that belongs to a rank is due, the rank emits a
+    batch of a shared stream. So it computes all batches of that stream.
 
     Example:
         With 8 streams, rank 1 of 2 runs streams 1, 3, 5 and 7. With 3 ranks, streams 0 to 5 belong
@@ -172,10 +172,11 @@ class _Ring(NamedTuple):
     """The streams with one remainder modulo `step`, and the ranks that run them, numbered from 0.
 
     The streams are due in turn, `num_ranks` of them in each step; the two numbers have no common
-    divisor. As many streams as can be dealt evenly are owned, stream i by rank i % num_ranks. In
-    the steps that reach the shared streams behind these, they take the slots of ranks that follow
-    each other, further down by `num_shared` in each round. Where those are not cut by the end of
-    the ranks, rank i emits shared stream i % num_shared; so most ranks run only one shared stream.
+    divisor. As many streams as can be dealt evenly are owned: stream i by rank `i % num_ranks`. The
+    others are shared. In the steps in which those are due, as many ranks have no owned stream that
+    is due. These ranks follow each other, and are `num_shared` ranks further down in each round.
+    Rank i emits shared stream `i % num_shared`, except where these ranks are the last and the first
+    ones: only the last `num_shared` ranks run a second shared stream.
     """
 
     step: int
