@@ -36,6 +36,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.core.state import checksum, digest
+from energon_lite.core.topology import RankSlots
 from energon_lite.extras.lengths.length_index import measure_lengths
 from energon_lite.extras.prepare import prepare_dataset
 from energon_lite.loader.resume import decompressed
@@ -372,7 +373,8 @@ def last_slot(loader: SavableDataLoader[Any]) -> int:
     """The slot of the batch that a loader gave last."""
     state = loader.save_state_rank()
     assert state["count"] > 0
-    return int(state["base"] + (state["count"] - 1) * state["world_size"] + state["rank"])
+    names = ("base", "rank", "world_size", "num_streams")
+    return RankSlots(*(state[name] for name in names)).slot(state["count"] - 1)
 
 
 def opened(state: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Who computes what: streams, ranks, workers, and the arithmetic of slots.
 
-Slot m of a run holds batch `m // S` of stream `m % S`. A loader that starts at slot `base` emits,
-on rank r of R, slot `base + n * R + r` as its n-th item. Everything here is integers.
+Slot m of a run holds batch `m // S` of stream `m % S`. From slot `base` on, the n-th items of the R
+ranks of a run are the slots `base + n * R` to `base + n * R + R - 1`. Everything here is integers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count, islice
 from math import ceil, gcd
 from operator import attrgetter
 from pathlib import Path
@@ -73,16 +74,23 @@ class Stream:
         return ceil((self.index + 1) * mean) - ceil(self.index * mean)
 
 
-# The most streams of a run, and ranks: a state that names a million would take minutes.
-MAX_STREAMS = 1 << 16
+# The most streams, and the most ranks, that a run may have.
+MAX_STREAMS = 1 << 24
 
 
 class RankSlots(NamedTuple):
     """The slots that one rank emits; `first` of its visits since `base` are done already.
 
+    In each step the ranks emit the next `world_size` slots, one each. If the world size divides the
+    number of streams, rank r always emits the r-th of them. If it does not, other streams are due
+    in each step. Then most streams belong to one rank each, which emits all of their batches. The
+    others are shared: in a step in which no stream that belongs to a rank is due, the rank emits a
+    batch of a shared stream. So it computes all batches of that stream.
+
     Example:
-        With 8 streams, rank 1 of 2 runs streams 1, 3, 5, 7 in turn, `stride` 1: every batch of
-        those is its own. Rank 1 of 3 runs all eight, `stride` 3: each third batch is its own.
+        With 8 streams, rank 1 of 2 runs streams 1, 3, 5 and 7. With 3 ranks, streams 0 to 5 belong
+        to the ranks 0, 1, 2, 0, 1, 2. Streams 6 and 7 are shared: the slots of the steps
+        0 1 2 | 3 4 5 | 6 7 8 | 9 10 11 are those of the ranks 0 1 2 | 0 1 2 | 1 2 0 | 1 2 0.
     """
 
     base: int
@@ -93,34 +101,135 @@ class RankSlots(NamedTuple):
 
     def slot(self, n: int) -> int:
         """Returns the slot of this rank's n-th turn from here."""
-        return self.base + (self.first + n) * self.world_size + self.rank
+        ring = self._ring
+        number, remainder = divmod(self.rank, ring.step)
+        first = self.base + (self.first + n) * self.world_size + remainder
+        return first + ring.step * ring.offset_of(number, first // ring.step)
+
+    def turns(self) -> Iterator[int]:
+        """Yields the slots of this rank's turns from here, without an end."""
+        if self.stride == 1:
+            return count(self.slot(0), self.world_size)
+        return map(self.slot, count())
 
     def turn_of(self, slot: int) -> int:
-        """Returns which of the rank's turns since `base` a slot is."""
-        return (slot - self.base - self.rank) // self.world_size
+        """Returns in which turn since `base` the ranks emit a slot."""
+        return (slot - self.base) // self.world_size
+
+    def rank_of(self, slot: int) -> int:
+        """Returns which rank emits a slot."""
+        ring, place = self._ring, (slot - self.base) % self.world_size
+        offset, remainder = divmod(place, ring.step)
+        return remainder + ring.step * ring.rank_at(offset, slot // ring.step - offset)
+
+    def next_slot(self, stream: int, slot: int) -> int:
+        """Returns the first slot from `slot` on of a stream's batches that this rank emits."""
+        slots = count(slot + (stream - slot) % self.num_streams, self.num_streams)
+        return next(own for own in slots if self.rank_of(own) == self.rank)
+
+    @property
+    def _ring(self) -> _Ring:
+        step = gcd(self.num_streams, self.world_size)
+        return _Ring(step, self.num_streams // step, self.world_size // step)
 
     @property
     def num_turns(self) -> int:
-        """The number of turns until the same stream is due again; also the streams of the rank."""
-        return self.num_streams // gcd(self.num_streams, self.world_size)
+        """The number of turns after which the same streams are due again."""
+        return self._ring.num_streams
 
     @property
     def stride(self) -> int:
-        """The number of batches of a stream between two turns of this rank on it."""
-        return self.world_size // gcd(self.num_streams, self.world_size)
+        """The number of batches of each stream until then; 1 if no stream is shared."""
+        return self._ring.num_ranks
 
-    def count(self, num_batches: Mapping[int, int]) -> int:
+    def count(self, num_batches: Mapping[int, int] | Sequence[int]) -> int:
         """Counts the batches that the rank emits from here, by the batches of each stream."""
-        total = 0
-        for n, index in enumerate(self.streams()):
+        total, stride = 0, self.stride
+        for slot in islice(self.turns(), self.num_turns):
             # The rank emits batch k of the stream for k = start, start + stride, ...
-            start = self.slot(n) // self.num_streams
-            total += max(0, -(-(num_batches[index] - start) // self.stride))
+            start, index = divmod(slot, self.num_streams)
+            total += max(0, -((start - num_batches[index]) // stride))
         return total
 
     def streams(self) -> list[int]:
-        """Lists the streams that this rank runs, in the order of their turns."""
-        return [self.slot(n) % self.num_streams for n in range(self.num_turns)]
+        """Lists the streams that this rank runs, by their first slot from here, of any rank."""
+        ring, here = self._ring, self.base + self.first * self.world_size
+        places = ring.streams_of(self.rank // ring.step)
+        found = [place * ring.step + (here + self.rank) % ring.step for place in places]
+        return sorted(found, key=lambda stream: (stream - here) % self.num_streams)
+
+    def is_shared(self, stream: int) -> bool:
+        """Whether several ranks run a stream."""
+        return stream // self._ring.step >= self._ring.num_owned
+
+    @property
+    def cost(self) -> float:
+        """How many batches this rank computes for each one that it emits."""
+        return len(self.streams()) * self.world_size / self.num_streams
+
+
+class _Ring(NamedTuple):
+    """The streams with one remainder modulo `step`, and the ranks that run them, numbered from 0.
+
+    The streams are due in turn, `num_ranks` of them in each step; the two numbers have no common
+    divisor. As many streams as can be dealt evenly are owned: stream i by rank `i % num_ranks`. The
+    others are shared. In the steps in which those are due, as many ranks have no owned stream that
+    is due. These ranks follow each other, and are `num_shared` ranks further down in each round.
+    Rank i emits shared stream `i % num_shared`, except where these ranks are the last and the first
+    ones: only the last `num_shared` ranks run a second shared stream.
+    """
+
+    step: int
+    num_streams: int
+    num_ranks: int
+
+    @property
+    def num_owned(self) -> int:
+        """How many streams are owned; none if there are fewer streams than ranks."""
+        return self.num_streams - self.num_shared
+
+    @property
+    def num_shared(self) -> int:
+        """How many streams are shared."""
+        return self.num_streams % self.num_ranks
+
+    def offset_of(self, rank: int, slot: int) -> int:
+        """Returns which slot, from the first `slot` of a step on, a rank emits."""
+        start, num_ranks = slot % self.num_streams, self.num_ranks
+        num_owned, num_shared = self.num_owned, self.num_shared
+        if not num_owned:
+            return rank
+        offset = (rank - start) % num_ranks
+        if start + offset < num_owned:
+            return offset
+        if (offset := self.num_streams - start + rank) < num_ranks:  # of the next round
+            return offset
+        shared = rank % num_shared if start < num_owned else rank - num_ranks + num_shared
+        return num_owned - start + shared
+
+    def rank_at(self, offset: int, slot: int) -> int:
+        """Returns which rank emits a slot, by its offset from the first `slot` of its step."""
+        start, num_ranks = slot % self.num_streams, self.num_ranks
+        num_owned, num_shared = self.num_owned, self.num_shared
+        stream = (start + offset) % self.num_streams
+        if stream < num_owned:
+            return stream % num_ranks
+        if not num_owned:
+            return offset
+        if start >= num_owned:
+            return stream - num_owned + num_ranks - num_shared
+        last = start % num_ranks - 1
+        return last - (last - stream + num_owned) % num_shared
+
+    def streams_of(self, rank: int) -> list[int]:
+        """Lists the streams that a rank runs."""
+        num_owned, num_shared = self.num_owned, self.num_shared
+        if not num_owned:
+            return [*range(self.num_streams)]
+        shared = {rank % num_shared} if rank < self.num_ranks - 1 else set[int]()
+        if rank >= self.num_ranks - num_shared:
+            shared.add(rank - self.num_ranks + num_shared)
+        return [*range(rank, num_owned, self.num_ranks), *(num_owned + i for i in shared)]
 
 
 class _Current(threading.local):
@@ -198,8 +307,14 @@ class WorkerConfig:
             )
         if self.num_workers < 0:
             raise ValueError(f"num_workers={self.num_workers} is negative; 0 loads in this process")
-        if self.num_streams is not None and not 1 <= self.num_streams <= MAX_STREAMS:
-            raise ValueError(f"num_streams={self.num_streams} must lie in 1..{MAX_STREAMS:,}")
+        num_streams, default = self.num_streams, ""
+        if num_streams is None:
+            num_streams = self.default_num_streams
+            default = (
+                f", by default of {self.world_size} ranks and {self.num_workers} workers each,"
+            )
+        if not 1 <= num_streams <= MAX_STREAMS:
+            raise ValueError(f"num_streams={num_streams}{default} must lie in 1..{MAX_STREAMS:,}")
         for name, allowed in (("start_method", START_METHODS), ("worker_type", WORKER_TYPES)):
             value = getattr(self, name)
             if value not in allowed and (name, value) != ("start_method", None):

@@ -11,6 +11,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
+from itertools import islice
 from typing import Any, Literal, get_args
 
 import torch
@@ -221,7 +222,7 @@ class PassEnds:
             last = min(max(own, default=-1) for own in visits)
             steps = sum(visit <= last for visit in set.intersection(*map(set, visits)))
         else:
-            steps = (min if end == "drop" else max)(s.count(dict(enumerate(counts))) for s in ranks)
+            steps = (min if end == "drop" else max)(s.count(counts) for s in ranks)
         return steps if limit is None else min(steps, limit)
 
     def _log(self, end: End) -> None:
@@ -400,10 +401,10 @@ def rank_visits(position: LoaderPosition, slots: RankSlots, counts: list[int]) -
         counts: the batches of each stream.
     """
     num_streams = slots.num_streams
-    due = range(slots.base + slots.rank, max(counts) * num_streams, slots.world_size)
+    num_visits = max(0, -((slots.base - max(counts) * num_streams) // slots.world_size))
     return [
         visit
-        for visit, slot in enumerate(due)
+        for visit, slot in enumerate(islice(slots.turns(), num_visits))
         if slot // num_streams < counts[slot % num_streams] and not position.is_emitted(slot)
     ]
 

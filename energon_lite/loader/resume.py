@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
-from math import gcd, lcm
+from math import gcd, isqrt, lcm
 from typing import Any
 
 from energon_lite.core.dataset import SavableDataset, StreamRun
@@ -85,10 +85,11 @@ class Region:
     base: int
     counts: list[int]
 
-    def has(self, slot: int) -> bool:
+    def has(self, slot: int, num_streams: int) -> bool:
         """Returns whether a slot, from the base on, was emitted."""
-        visit, rank = divmod(slot - self.base, len(self.counts))
-        return self.counts[rank] < 0 or visit < self.counts[rank]
+        slots = RankSlots(self.base, 0, len(self.counts), num_streams)
+        count = self.counts[slots.rank_of(slot)]
+        return count < 0 or slots.turn_of(slot) < count
 
 
 @dataclass(eq=False)
@@ -198,7 +199,8 @@ class LoaderPosition:
 
     def is_emitted(self, slot: int) -> bool:
         """Returns whether another rank emitted a slot before this run was resumed."""
-        return bool(self.emitted) and any(region.has(slot) for region in self.emitted)
+        num_streams = self.start.slots.num_streams
+        return any(region.has(slot, num_streams) for region in self.emitted)
 
     def all_are_emitted(self, dataset: SavableDataset[Any]) -> bool:
         """Whether no rank had a batch left in the pass when this rank was resumed.
@@ -213,7 +215,8 @@ class LoaderPosition:
                 run.restore(snapshot)
             for batch in chain(range(run.num_returned), (run.num_returned - 1 for _ in run)):
                 slot = batch * slots.num_streams + index
-                if slot >= slots.base and not (self.is_emitted(slot) or peers.has(slot)):
+                is_emitted = self.is_emitted(slot) or peers.has(slot, slots.num_streams)
+                if slot >= slots.base and not is_emitted:
                     return False
         return True
 
@@ -554,8 +557,9 @@ def _common_position(states: list[_State], world_size: int) -> LoaderPosition:
     emitted = _regions(states[0])
     if len(set(peers.counts)) > 1:
         emitted.append(Region(peers.base, peers.counts))
-    left = (c * old_world + rank for rank, c in enumerate(peers.counts) if c >= 0)
-    start.slots = start.slots._replace(base=peers.base + min(left))
+    ranks = (start.slots._replace(rank=rank) for rank in range(old_world))
+    left = (own.slot(c) for own, c in zip(ranks, peers.counts, strict=True) if c >= 0)
+    start.slots = start.slots._replace(base=min(left))
     return LoaderPosition(start, emitted=emitted, items_in_pass=items, peers=peers)
 
 
@@ -589,16 +593,16 @@ def _stream_starts(
 ) -> dict[int, StreamStart]:
     """Picks, for each stream of the rank, the furthest snapshot that skips no missing slot."""
     slots = position.start.slots
-    step = slots.num_turns * slots.world_size  # slots between two visits of the rank to one stream
     starts = {}
-    for visit, index in enumerate(slots.streams()):
-        slot = slots.slot(visit)
+    for index in slots.streams():
+        slot = slots.next_slot(index, slots.slot(0))
         found = None
         for snapshot in snapshots(index):
-            behind = range(slot, snapshot.count("items") * slots.num_streams + index, step)
-            if len(behind) < _FURTHEST and all(position.is_emitted(own) for own in behind):
-                found = snapshot
-                slot += len(behind) * step
+            end = snapshot.count("items") * slots.num_streams + index
+            behind = range(slot, end, slots.num_streams)
+            own = (slot for slot in behind if slots.rank_of(slot) == slots.rank)
+            if len(behind) < _FURTHEST and all(map(position.is_emitted, own)):
+                found, slot = snapshot, slots.next_slot(index, max(slot, end))
                 break
         first = slot // slots.num_streams
         if first - (found.count("items") if found else 0) > _FURTHEST:
@@ -646,13 +650,15 @@ def warn_of_shared_streams(slots: RankSlots) -> None:
     """Logs what it costs if several ranks share a stream, and which world sizes cost nothing."""
     if slots.stride > 1:
         logger.warning(
-            "%d ranks share %d streams, so each batch is computed by %d ranks. %s ranks would cost "
-            "nothing extra; better, make num_streams a multiple of every world size that you may "
-            "use.",
-            slots.world_size, slots.num_streams, slots.stride, _divisors(slots.num_streams),
+            "%d ranks share streams, as %d streams cannot be dealt evenly: rank %d computes %.2f "
+            "batches for each one that it returns. %s ranks would cost nothing extra; the more "
+            "streams a run has for each rank, the less it costs.",
+            slots.world_size, slots.num_streams, slots.rank, slots.cost,
+            _divisors(slots.num_streams),
         )  # fmt: skip
 
 
 def _divisors(number: int) -> str:
-    found = [str(n) for n in range(1, number + 1) if number % n == 0]
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    found = [str(n) for n in sorted({*small, *(number // n for n in small)})]
     return " or ".join(filter(None, (", ".join(found[:-1]), found[-1])))

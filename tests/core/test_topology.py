@@ -36,8 +36,13 @@ def test_worker_configs_are_equal_by_their_place_and_never_equal_to_others() -> 
         ({"rank": -1}, "rank=-1"),
         ({"world_size": 0}, "world_size=0"),
         ({"num_workers": -1}, "num_workers=-1 is negative; 0 loads in this process"),
-        ({"num_streams": 0}, "num_streams=0 must lie in 1..65,536"),
-        ({"num_streams": 65_537}, "num_streams=65537 must lie in 1..65,536"),
+        ({"num_streams": 0}, "num_streams=0 must lie in 1..16,777,216"),
+        ({"num_streams": 2**24 + 1}, "num_streams=16777217 must lie in 1..16,777,216"),
+        (
+            {"world_size": 1 << 22, "num_workers": 8},
+            "num_streams=33554432, by default of 4194304 ranks and 8 workers each, must lie in "
+            "1..16,777,216",
+        ),
         ({"start_method": "thread"}, "start_method='thread' is not one of fork, forkserver, spawn"),
     ],
 )

@@ -94,9 +94,9 @@ def test_state_saved_at_the_last_batch_begins_the_next_pass_on_any_topology(
     passes = [list(one) for _ in range(3)]
     run = Ranks(make, 2, num_streams=num_streams)
     assert [len(loader) for loader in run.loaders] == [20, 20]
-    assert_same(list(run.steps(20).values()), passes[0])
+    assert_same(list(run.slots(40).values()), passes[0])
     run.iterators = [iter(loader) for loader in run.loaders]
-    assert_same(list(run.steps(20).values()), passes[1])
+    assert_same(list(run.slots(40).values()), passes[1])
     resumed = Ranks(make, world_size, states=run.save())
     assert_same(list(resumed.rest().values()), passes[2])
 

@@ -8,17 +8,30 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import warnings
-from itertools import cycle, islice
+from collections import Counter
+from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 
 from energon_lite import get_savable_loader, get_train_dataset
+from energon_lite.core.dataset import StreamRun
 from energon_lite.core.topology import RankSlots, WorkerConfig
 
-from ..helpers import ENCODERS, Ranks, assert_same, keys_of, text_set, train, validation
+from ..helpers import (
+    ENCODERS,
+    Ranks,
+    assert_same,
+    keys_of,
+    text_set,
+    through_json,
+    train,
+    validation,
+)
 from ..rank_processes import in_ranks
 
 
@@ -60,6 +73,53 @@ def test_finite_pass_has_the_same_slots_on_any_topology(texts, encoder, make_fro
     assert len(whole) > 20
     for world_size in (4, 13):
         assert_same(Ranks(make, world_size, num_streams=6).rest(), whole)
+
+
+@pytest.mark.parametrize("encoder", ["skipping", "grouping"])
+def test_run_that_loses_ranks_has_the_same_slots(texts, encoder) -> None:
+    make = train(texts[65], encoder, batch_size=2)
+    whole, start, states = from_start(make, 7, 54), 0, None
+    for world_size, num_workers in ((7, 0), (6, 0), (3, 2), (2, 0)):
+        run = Ranks(
+            make, world_size, num_workers, states=states, num_streams=7, worker_type="thread"
+        )
+        assert_same(run.steps(3), part(whole, start, 3 * world_size))
+        start, states = start + 3 * world_size, run.save()
+    assert start == 54
+
+
+def test_ranks_that_lose_one_compute_one_stream_more(texts, monkeypatch) -> None:
+    num_computed = Counter[int]()
+    compute = StreamRun.__next__
+
+    def counted(run: Any) -> Any:
+        num_computed[run.stream.index] += 1
+        return compute(run)
+
+    monkeypatch.setattr(StreamRun, "__next__", counted)
+    run = Ranks(train(texts[65], "skipping"), 7, num_streams=16)
+    run.steps(1)
+    assert num_computed.total() <= 7 * 3  # what is shared is computed step by step
+    run.steps(31)
+    # Each rank has two streams of its own and a shared one, and two ranks another one.
+    assert 7 * 32 * 1.3 < num_computed.total() < 7 * 32 * 1.6
+    assert max(num_computed[index] for index in range(14)) == 7 * 32 / 16
+
+
+def test_run_of_more_streams_than_any_cluster_has_workers_is_saved_and_restored(texts) -> None:
+    def loader() -> Any:
+        config = WorkerConfig(rank=77, world_size=16_384, num_workers=8, worker_type="thread")
+        return get_savable_loader(train(texts[65])(config))
+
+    with loader() as first:
+        batches = iter(first)
+        before = [keys_of(next(batches)) for _ in range(3)]
+        state = through_json(first.save_state_rank())
+        assert state["num_streams"] == 131_072
+        expected = [keys_of(next(batches)) for _ in range(3)]
+    with loader() as resumed:
+        resumed.restore_state_rank(state)
+        assert [keys_of(batch) for batch in islice(resumed, 3)] == expected != before
 
 
 def test_default_number_of_streams_is_ranks_times_workers(texts) -> None:
@@ -134,9 +194,9 @@ def test_ranks_that_share_streams_log_what_it_costs(texts, caplog) -> None:
     run = Ranks(train(texts[40]), 3, num_streams=8)
     run.next(0)
     assert [record.getMessage() for record in caplog.records] == [
-        "3 ranks share 8 streams, so each batch is computed by 3 ranks. 1, 2, 4 or 8 ranks would "
-        "cost nothing extra; better, make num_streams a multiple of every world size that you may "
-        "use."
+        "3 ranks share streams, as 8 streams cannot be dealt evenly: rank 0 computes 1.12 batches "
+        "for each one that it returns. 1, 2, 4 or 8 ranks would cost nothing extra; the more "
+        "streams a run has for each rank, the less it costs."
     ]
 
 
@@ -161,18 +221,57 @@ def test_batch_and_sample_index_are_the_same_on_any_topology(texts) -> None:
     assert all(first % 6 == slot % 6 for slot, first in numbers[0])
 
 
-def test_rank_slots_cover_every_slot_once() -> None:
-    for num_streams in (1, 4, 6, 9):
-        for world_size in (1, 2, 3, 4, 7, 12):
-            ranks = [RankSlots(5, r, world_size, num_streams) for r in range(world_size)]
-            slots = sorted(rank.slot(n) for rank in ranks for n in range(10))
-            assert slots == list(range(5, 5 + 10 * world_size))
-            for rank in ranks:
-                turns = [rank.slot(n) % num_streams for n in range(3 * rank.num_turns)]
-                assert turns == 3 * rank.streams()
-                assert len(set(rank.streams())) == rank.num_turns
-                step = rank.slot(rank.num_turns) // num_streams - rank.slot(0) // num_streams
-                assert step == rank.stride
+@given(
+    base=st.integers(0, 200), world_size=st.integers(1, 30), num_streams=st.integers(1, 60),
+    first=st.integers(0, 5),
+)  # fmt: skip
+def test_ranks_return_the_next_slots_in_each_step(base, world_size, num_streams, first) -> None:
+    ranks = [RankSlots(base, r, world_size, num_streams, first) for r in range(world_size)]
+    period = ranks[0].num_turns
+    for n in range(2 * period):
+        step = [rank.slot(n) for rank in ranks]
+        start = base + (first + n) * world_size
+        assert sorted(step) == list(range(start, start + world_size))
+        assert [rank.rank_of(slot) for rank, slot in zip(ranks, step, strict=True)] == [
+            *range(world_size)
+        ]
+        assert {rank.turn_of(slot) for rank, slot in zip(ranks, step, strict=True)} == {first + n}
+    for rank in ranks:
+        slots = [*islice(rank.turns(), 2 * period)]
+        turns = [slot % num_streams for slot in slots]
+        assert turns == 2 * turns[:period]
+        assert slots[period] - slots[0] == period * world_size
+        assert sorted(set(turns)) == sorted(rank.streams())
+        for stream in rank.streams():
+            own = [slot for slot in slots if slot % num_streams == stream]
+            assert rank.next_slot(stream, base + first * world_size) == own[0]
+            assert rank.next_slot(stream, own[0] + 1) == [*own, own[0] + period * world_size][1]
+            if not rank.is_shared(stream):  # all batches of it
+                assert [b - a for a, b in pairwise(own)] == [num_streams] * (len(own) - 1)
+        counts = {index: 2 + index % 3 for index in range(num_streams)}
+        left = [s for s in slots if s // num_streams < counts[s % num_streams]]
+        if slots[-1] >= 5 * num_streams:
+            assert rank.count(counts) == len(left)
+    if num_streams % world_size == 0:
+        assert [rank.slot(n) for rank in ranks] == [*range(start, start + world_size)]
+    if num_streams >= world_size:
+        assert max(len(rank.streams()) for rank in ranks) <= num_streams // world_size + 2
+        each = Counter(stream for rank in ranks for stream in rank.streams())
+        assert all(each[i] == 1 for i in range(num_streams) if not ranks[0].is_shared(i))
+
+
+@pytest.mark.parametrize(
+    ("num_streams", "world_size", "mean", "most"),
+    [
+        (1024, 1024, 1, 1), (1024, 1016, 2, 2), (1023, 1000, 2, 3), (2048, 1016, 1.5, 2),
+        (8192, 1016, 1.13, 1.25), (8192, 1023, 1.13, 1.25), (12288, 1016, 1.09, 1.16),
+    ],
+)  # fmt: skip
+def test_ranks_compute_little_more_than_they_return(num_streams, world_size, mean, most) -> None:
+    ranks = [RankSlots(0, r, world_size, num_streams) for r in range(world_size)]
+    costs = [rank.cost for rank in ranks]
+    assert sum(costs) / world_size <= mean
+    assert max(costs) <= most
 
 
 def test_worker_config_of_direct_iteration_is_one_stream(texts) -> None:

@@ -19,7 +19,7 @@ from unittest import mock
 from energon_lite import SavableDataset, WorkerConfig
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.stream_context import CostRow, SkipRecord
-from energon_lite.core.topology import Stream
+from energon_lite.core.topology import RankSlots, Stream
 from energon_lite.loader.stats import Counter, FailureLimit, SourceStats, lost_samples
 from energon_lite.loader.workers import executor
 from energon_lite.loader.workers.executor import Executor, Pass, WorkerSettings
@@ -187,13 +187,18 @@ class Chain:
 
     def left(self, rank: int | None = None) -> list[int]:
         """Lists the slots of the pass that have an item still to be given, by one rank or all."""
-        world_size = len(self.ranks.loaders)
         return [
             slot
             for slot, (item, *_) in self.model.slots(self.number).items()
             if item is not END and slot not in self.given.get(self.number, ())
-            and rank in (None, (slot - self._bases.get(self.number, 0)) % world_size)
+            and rank in (None, self._place_of(self.number, slot)[1])
         ]  # fmt: skip
+
+    def _place_of(self, number: int, slot: int) -> tuple[int, int]:
+        """The step of a slot in its pass, and the rank that it belongs to."""
+        base, world_size = self._bases.get(number, 0), len(self.ranks.loaders)
+        slots = RankSlots(base, 0, world_size, self.model.num_streams)
+        return slots.turn_of(slot), slots.rank_of(slot)
 
     def kill_worker(self, rank: int, number: int) -> None:
         """Ends a worker of a rank, if it has any; another one takes its streams over."""
@@ -232,7 +237,7 @@ class Chain:
     def _is_past(self, number: int, slot: int) -> bool:
         """Whether the rank to which a slot belongs has come past it."""
         assert self.states is not None
-        turn, rank = divmod(slot - self._bases.get(number, 0), len(self.states))
+        turn, rank = self._place_of(number, slot)
         if turn < 0 or self._numbers[rank] != number:
             return turn >= 0 and self._numbers[rank] > number
         return bool(self.states[rank]["ended"] or turn < self.states[rank]["count"])

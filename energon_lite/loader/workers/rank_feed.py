@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 from energon_lite.core.cache_pool import CachePool
@@ -78,15 +79,14 @@ def due_slots(start: PassStart, ended: set[int]) -> Iterator[int]:
         start: where the pass begins.
         ended: the streams without a further batch; the caller adds to it between two slots.
     """
-    slots = start.slots
-    streams = slots.streams()
-    due = [start.streams.get(stream, StreamStart()).first * slots.num_streams for stream in streams]
-    slot = slots.slot(0)
+    slots, num_streams = start.slots, start.slots.num_streams
+    streams, turns = slots.streams(), slots.turns()
+    firsts = {stream: place.first * num_streams for stream, place in start.streams.items()}
     while not ended.issuperset(streams):
-        for stream, first in zip(streams, due, strict=True):
-            if slot >= first and stream not in ended:
+        for slot in islice(turns, len(streams)):
+            stream = slot % num_streams
+            if stream not in ended and slot >= firsts.get(stream, 0):
                 yield slot
-            slot += slots.world_size
 
 
 class RankFeed(Iterator[Delivery]):
@@ -118,7 +118,9 @@ class RankFeed(Iterator[Delivery]):
         self._start = start
         self._ended = set(ended)
         self._slots = due_slots(start, self._ended)
-        self._runs: dict[int, StreamRun[Any]] = {}
+        self._runs: dict[int, StreamRun[Any] | None] = {}
+        own = (stream for stream in start.slots.streams() if stream not in self._ended)
+        self._shared = [stream for stream in own if start.slots.is_shared(stream)]
 
     def end(self) -> None:
         """Ends the pass: nothing more is computed."""
@@ -126,32 +128,46 @@ class RankFeed(Iterator[Delivery]):
 
     def stop(self) -> None:
         """Ends, from another thread, what is being computed: at its next hook."""
-        if self.run is not None:
-            self.run.context.stop()
+        for run in filter(None, [*self._runs.values()]):
+            run.context.stop()
 
     def __next__(self) -> Delivery:
         """Returns the next delivery; that of a stream's end has the mark END."""
-        slot = next(self._slots)
-        batch, index = divmod(slot, self._start.slots.num_streams)
-        run = self._runs.get(index)
+        slot, num_streams = next(self._slots), self._start.slots.num_streams
+        for shared in self._shared:  # in step with its own, and not all when it is due
+            self._at(shared, -((shared - slot) // num_streams))
+        batch, index = divmod(slot, num_streams)
+        run = self._at(index, batch)
         if run is None:
-            run = self._runs[index] = self._begun(index)
-        self.run = run
+            self._ended.add(index)
+            # The slot that the stream ends in is another rank's, which counts what came after the
+            # last batch; a snapshot behind that would hide it from a resumed run.
+            return Delivery(Mark.END, slot, index, None, [], [])
         item: Any
         try:
-            if run.num_returned < batch:  # those between are other ranks' to give, and to count
-                run.skip(batch - run.num_returned)
             item = next(run)
         except StopIteration:
             self._ended.add(index)
-            if run.num_returned < batch:
-                # The slot that the stream ends in is another rank's, which counts what came after
-                # the last batch; a snapshot behind that would hide it from a resumed run.
-                return Delivery(Mark.END, slot, index, None, [], [])
+            self._runs[index] = None
             item = Mark.END
         context = run.context
         skipped, costs = context.take_records(), context.take_costs()
         return Delivery(item, slot, index, run.snapshot(), skipped, costs)
+
+    def _at(self, index: int, batch: int) -> StreamRun[Any] | None:
+        """Returns a stream before a batch, or behind it; None if it ends before the batch."""
+        if index not in self._runs:
+            self._runs[index] = self._begun(index)
+        run = self._runs[index]
+        if run is None:
+            return None
+        self.run = run
+        try:
+            if run.num_returned < batch:  # those between are other ranks' to give, and to count
+                run.skip(batch - run.num_returned)
+        except StopIteration:
+            self._runs[index] = run = None
+        return run
 
     def __str__(self) -> str:
         """Names the stream that is being computed, and its batch."""

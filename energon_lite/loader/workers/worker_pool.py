@@ -74,7 +74,7 @@ class WorkerPool(Iterator[Delivery]):
         self._settings = settings
         self._kind = executor_kind(config)
         # A worker without a stream would have nothing to compute.
-        self._num_workers = max(1, min(config.most_workers, start.slots.num_turns))
+        self._num_workers = max(1, min(config.most_workers, len(start.slots.streams())))
         self._workers: list[Executor] = []
         self._finalizer = multiprocessing.util.Finalize(
             self, _end_dropped, (self._workers, settings.cache_pool), exitpriority=100
