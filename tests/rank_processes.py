@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import socket
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +15,26 @@ import torch.distributed as dist
 LIMIT_SEC = 100
 
 
-def in_ranks(function: Callable[..., Any], world_size: int, folder: Path, *args: Any) -> list[Any]:
-    """What `function(rank, *args)` returned in a forked process for each rank, by rank."""
+def in_ranks(
+    function: Callable[..., Any],
+    world_size: int,
+    folder: Path,
+    *args: Any,
+    has_server: bool = False,
+) -> list[Any]:
+    """What `function(rank, *args)` returned in a forked process for each rank, by rank.
+
+    They share a file, or a server on rank 0 as those of torchrun do.
+    """
     folder.mkdir(exist_ok=True, parents=True)
+    meeting = f"file://{folder / 'meeting'}"
+    if has_server:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            meeting = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
     fork = multiprocessing.get_context("fork")
     processes = [
-        fork.Process(target=_run, args=(function, rank, world_size, folder, args), daemon=False)
+        fork.Process(target=_run, args=(function, rank, world_size, folder, meeting, args))
         for rank in range(world_size)
     ]
     for process in processes:
@@ -38,10 +53,11 @@ def in_ranks(function: Callable[..., Any], world_size: int, folder: Path, *args:
     return [entry[0] for entry in found if entry is not None]
 
 
-def _run(function: Any, rank: int, world_size: int, folder: Path, args: tuple[Any, ...]) -> None:
+def _run(
+    function: Any, rank: int, world_size: int, folder: Path, meeting: str, args: tuple[Any, ...]
+) -> None:
     result = failure = None
     try:
-        meeting = f"file://{folder / 'meeting'}"
         dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world_size)
         result = function(rank, *args)
         dist.barrier()

@@ -1,25 +1,37 @@
-"""Votes and values that ranks exchange through the store of `torch.distributed`."""
+"""Votes and values that ranks exchange through the store of `torch.distributed`.
+
+One server answers all ranks: some 60,000 requests and 500 MiB in a second, and values of up to
+8 MiB. A larger value ends the connection of its process. So values are stored in pieces, ranks that
+wait ask the less often the more they are, and what is large is passed on from rank to rank.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
+import os
+import socket
 import time
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from contextlib import suppress
+from datetime import timedelta
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
 from energon_lite.core.errors import StateError
 from energon_lite.core.topology import WorkerConfig
 
+T = TypeVar("T")
+
 logger = logging.getLogger(__name__)
 
-# Bits of a counter for each of its sums.
-_BITS = 15
+# Bits of a counter for each of its sums: more than a million ranks.
+_BITS = 21
 _MASK = (1 << _BITS) - 1
 # Votes that stay in the store. Processes that stand for one rank, such as pipeline stages, may be
 # as many steps behind each other.
@@ -28,7 +40,23 @@ _NUM_KEPT = 1000
 TIMEOUT_SEC = 300.0
 # After so long a wait it is logged which ranks are missing, and after twice as long again.
 QUIET_SEC = 10.0
+# How long the process of the store waits for the others to read what is in it.
+_LEAVE_SEC = 30.0
+# Between two questions of a rank that waits; and the same for each rank, so that all of them ask at
+# most 50,000 times in the first second, and 5,000 times in each second of a longer wait.
 _SHORTEST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.0002, 0.05
+_SHORTEST_OF_RANK_SEC, _LONGEST_OF_RANK_SEC = 0.00002, 0.0002
+# Bytes of a piece of a value, and of the values of all ranks in a round.
+_PIECE_BYTES = 4 << 20
+_MAX_BYTES = 1 << 30
+# Where all ranks together read more than this, each passes the value on to some others.
+_DIRECT_BYTES = 1 << 30
+_FAN_OUT = 8
+# Ranks that ask for those that are missing, and log them.
+_MAX_LOGGING = 8
+# Keys that a store is asked for at once, and missing ranks that a message names.
+_MAX_KEYS, _MAX_NAMED = 100, 20
+_NOTHING = "nothing"
 # How many passes were begun in this process, by pipeline; all ranks begin them in the same order.
 _num_passes: Counter[str] = Counter()
 
@@ -48,32 +76,78 @@ class Vote(NamedTuple):
 
 
 def _comes(
-    is_there: Callable[[], bool],
+    find: Callable[[], T],
     limit_sec: float,
+    num_ranks: int,
     warn: Callable[[float], None] = lambda _: None,
     quiet_sec: float = math.inf,
-) -> bool:
-    """Waits until something is in the store; returns whether it came in time.
+) -> T | None:
+    """Waits until something is in the store; returns it, or None if it did not come in time.
 
     It asks again and again: `store.wait` would keep the store from other threads of this process.
 
     Args:
-        is_there: asks the store.
+        find: asks the store; returns something false while it is not there.
         limit_sec: the longest wait.
+        num_ranks: how many processes wait.
         warn: called with the seconds waited after `quiet_sec`, after twice as long, and so on.
         quiet_sec: how long nothing is said.
     """
-    since, pause = time.monotonic(), _SHORTEST_PAUSE_SEC
-    while not is_there():
+    since, pause = time.monotonic(), max(_SHORTEST_PAUSE_SEC, _SHORTEST_OF_RANK_SEC * num_ranks)
+    longest = max(_LONGEST_PAUSE_SEC, _LONGEST_OF_RANK_SEC * num_ranks)
+    while not (found := find()):
         waited = time.monotonic() - since
-        if waited > limit_sec:
-            return False
+        if waited >= limit_sec:
+            return None
         if waited > quiet_sec:
             warn(waited)
             quiet_sec *= 2
-        time.sleep(pause)
-        pause = min(1.5 * pause, _LONGEST_PAUSE_SEC)
-    return True
+        time.sleep(min(pause, limit_sec - waited))
+        pause = min(1.5 * pause, longest)
+    return found
+
+
+def _absent(store: Any, keys: Sequence[str], most: int = _MAX_NAMED) -> list[str]:
+    """Returns the keys that a store lacks, the first of them if they are more than `most`."""
+    parts = (keys[start : start + _MAX_KEYS] for start in range(0, len(keys), _MAX_KEYS))
+    lacking = (part for part in parts if not store.check(part))
+    return [*islice((key for part in lacking for key in part if not store.check([key])), most)]
+
+
+def _ranks_of(keys: Sequence[str]) -> str:
+    """Returns the ranks in the names of keys, for messages; not all, if they are many."""
+    more = ", ..." * (len(keys) == _MAX_NAMED)
+    return f"[{', '.join(key.split('/')[-1] for key in keys)}{more}]"
+
+
+def _look(store: Any, key: str) -> bytes:
+    """Returns what is stored; nothing if it is not there, where `store.get` would wait for it."""
+    found: bytes = store.compare_set(key, _NOTHING, _NOTHING)
+    return b"" if found == _NOTHING.encode() else found
+
+
+def _put(store: Any, key: str, value: bytes) -> None:
+    """Stores a value in pieces, after its size in 8 bytes; once the first is there, all are."""
+    value = len(value).to_bytes(8, "big") + value
+    for start in (*range(_PIECE_BYTES, len(value), _PIECE_BYTES), 0):
+        store.set(f"{start}/{key}", value[start : start + _PIECE_BYTES])
+
+
+def _read(store: Any, key: str) -> bytes:
+    """Returns a value that was put; nothing if some of it is not there."""
+    pieces = [_look(store, f"0/{key}")]
+    while pieces[-1] and len(pieces) * _PIECE_BYTES < 8 + int.from_bytes(pieces[0][:8], "big"):
+        pieces.append(_look(store, f"{len(pieces) * _PIECE_BYTES}/{key}"))
+    return b"".join(pieces)[8:] if pieces[-1] else b""
+
+
+def _delete(store: Any, key: str) -> None:
+    """Deletes a value, also one that was put in part."""
+    start = _PIECE_BYTES
+    while store.check([f"{start}/{key}"]):
+        store.delete_key(f"{start}/{key}")
+        start += _PIECE_BYTES
+    store.delete_key(f"0/{key}")
 
 
 class CountedVotes:
@@ -99,23 +173,25 @@ class CountedVotes:
 class StoreVotes:
     """Votes of ranks that share a store.
 
-    Each adds its vote to a counter; the last one writes the sum, for which the others wait.
+    Each adds itself to a counter, after it added what its vote lacks to another one; the last one
+    writes the sum, for which the others wait.
 
     Args:
         store: of the process group.
         name: of the pipeline, the same on all ranks.
         config: rank and world size.
-        has_peers: whether several processes may stand for one rank, as in tensor parallelism: then
+        num_processes: of all ranks. Several may stand for one rank, as in tensor parallelism: then
             the first of them votes.
     """
 
-    def __init__(self, store: Any, name: str, config: WorkerConfig, has_peers: bool) -> None:
+    def __init__(self, store: Any, name: str, config: WorkerConfig, num_processes: int) -> None:
         self._store = dist.distributed_c10d.PrefixStore("energon_lite/votes", store)
         self._name = name
         self._rank, self._world_size = config.rank, config.world_size
-        self._peers = [str(rank) for rank in range(self._world_size) if has_peers]
+        self._num_processes = num_processes
         self._limit_sec = store.timeout.total_seconds()
-        self._kept: deque[list[str]] = deque()
+        # The keys that this process made, by vote.
+        self._kept: deque[list[str]] = deque([[]])
 
     def begin_pass(self) -> None:
         """Begins to count votes from 0, under another name."""
@@ -132,23 +208,27 @@ class StoreVotes:
         """
         del step  # ranks vote equally often, so the number of the vote is enough
         name = f"{self._pass_name}/{self._number}"
+        sums, lacking, known = (f"{name}/{key}" for key in ("sum", "lacking", "all"))
         if self._own is None:  # else a wait was interrupted
-            packed = 1 + sum(value << _BITS * i for i, value in enumerate(vote, start=1))
-            self._own = self._store.add(f"{name}/sum", packed) if self._is_first_peer(name) else 0
-        is_last = self._own & _MASK == self._world_size
-        if is_last:
-            self._store.set(f"{name}/all", str(self._own))
+            self._own = 0
+            if self._is_first_peer(name):
+                lacks = sum((1 - value) << _BITS * i for i, value in enumerate(vote))
+                if lacks:
+                    self._store.add(lacking, lacks)
+                self._own = self._store.add(sums, 1)
+        if self._own == self._world_size:
+            self._kept[-1] += sums, lacking, known
+            total = self._store.add(lacking, 0)
+            self._store.set(known, str(total))
         else:
-            self._wait_for(name)
-        total = self._own if is_last else int(self._store.get(f"{name}/all"))
-        self._keep(name, "sum", "all")
+            total = int(self._wait_for(name))
         while len(self._kept) > _NUM_KEPT:  # votes that all ranks saw long ago
             for key in self._kept.popleft():
-                if is_last:
-                    self._store.delete_key(key)
+                self._store.delete_key(key)
+        self._kept.append([])
         self._number += 1
         self._own = None
-        return Vote(*(total >> _BITS * i & _MASK for i in (1, 2, 3)))
+        return Vote(*(self._world_size - (total >> _BITS * i & _MASK) for i in range(3)))
 
     def end_pass(self, counts: tuple[int, int]) -> tuple[int, int]:
         """Returns the sums of two counts over all ranks, at the end of a pass.
@@ -163,50 +243,54 @@ class StoreVotes:
             self._store.add(key, count * is_first)
         self.cast(Vote(0, 0, 0), -1)  # now all have added theirs
         first, second = (self._store.add(key, 0) for key in keys)
-        self._keep(name, "first", "second", "left")
-        self._store.add(f"{name}/left", 1)
+        left = f"{name}/left"
+        if self._store.add(left, 1) == 1:
+            self._kept[-1] += *keys, left
         if dist.is_initialized() and dist.get_rank() == 0:
             # It mostly has the store, and may end now: so it waits for the others.
-            _comes(lambda: self._store.add(f"{name}/left", 0) >= self._world_size, QUIET_SEC)
+            num_ranks = self._world_size
+            _comes(lambda: self._store.add(left, 0) >= num_ranks, QUIET_SEC, self._num_processes)
         return first, second
 
     def _is_first_peer(self, name: str) -> bool:
-        return not self._peers or self._store.add(f"{name}/{self._rank}", 1) == 1
+        if self._num_processes == self._world_size:
+            return True
+        self._kept[-1].append(f"{name}/{self._rank}")
+        return bool(self._store.add(self._kept[-1][-1], 1) == 1)
 
-    def _keep(self, name: str, *keys: str) -> None:
-        self._kept.append([f"{name}/{key}" for key in (*keys, *self._peers)])
-
-    def _wait_for(self, name: str) -> None:
-        is_known = False
+    def _wait_for(self, name: str) -> bytes:
+        own = f"{name}/waits/{self._rank}"
 
         def message(waited_sec: float) -> str:
-            others = [rank for rank in range(self._world_size) if rank != self._rank]
-            missing = [r for r in others if not self._store.check([f"{name}/waits/{r}"])]
+            others = (rank for rank in range(self._world_size) if rank != self._rank)
+            missing = _ranks_of(_absent(self._store, [f"{name}/waits/{r}" for r in others]))
             return (
                 f"Rank {self._rank} of {self._world_size} has waited {waited_sec:.0f} s, at step "
                 f"{self._number} of its pass, for ranks {missing} to ask for their batch."
             )
 
         def warn(waited_sec: float) -> None:
-            nonlocal is_known
-            self._store.set(f"{name}/waits/{self._rank}", "")  # so that others do not miss it
-            if is_known:
+            if own not in self._kept[-1]:
+                self._kept[-1].append(own)
+                self._store.set(own, "")  # so that others do not miss it
+            elif self._rank % (1 + self._world_size // _MAX_LOGGING) == 0:
                 logger.warning("%s The limit is %.0f s.", message(waited_sec), self._limit_sec)
-            is_known = True
 
-        def is_there() -> bool:
-            return bool(self._store.check([f"{name}/all"]))
-
-        if not _comes(is_there, self._limit_sec, warn, min(QUIET_SEC, self._limit_sec / 4)):
+        found = _comes(
+            lambda: _look(self._store, f"{name}/all"),
+            self._limit_sec, self._num_processes, warn, min(QUIET_SEC, self._limit_sec / 4),
+        )  # fmt: skip
+        if not found:
             raise RuntimeError(
                 f"{message(self._limit_sec)} That is the timeout of the process group. Iterate on "
                 "all ranks, and break on all of them at the same step; or make the loader with "
                 'end="uneven", with which ranks do not wait for each other.'
             )
+        return found
 
 
-def group_store(config: WorkerConfig) -> tuple[Any, bool] | None:
-    """Returns the store of the data-parallel ranks, and whether a rank may have peers in it.
+def group_store(config: WorkerConfig) -> tuple[Any, int] | None:
+    """Returns the store of the data-parallel ranks, and how many processes share it.
 
     None where the ranks cannot talk: `torch.distributed` is not initialized, or does not have them
     all.
@@ -219,7 +303,7 @@ def group_store(config: WorkerConfig) -> tuple[Any, bool] | None:
         return None
     whole: Any = dist.group.WORLD
     store = dist.distributed_c10d._get_process_group_store(whole if group is None else group)
-    return store, size > config.world_size
+    return store, size
 
 
 class Exchange:
@@ -296,123 +380,177 @@ class Exchange:
         return ranks
 
     def _round(self, value: Any, what: str, collector: int, *, is_shared: bool) -> list[Any]:
-        ranks, rank, values = self._global_ranks(), self._config.rank, []
+        ranks, rank, values = self._global_ranks(), self._config.rank, list[Any]()
         shared = group_store(self._config)
         assert shared is not None  # all ranks are there
-        this = _Round(shared[0], what, rank, len(ranks))
-        collects = rank == collector
+        this = _Round(shared[0], what, rank, len(ranks), collector)
+        quiet_sec = QUIET_SEC if rank % (1 + len(ranks) // _MAX_LOGGING) == 0 else math.inf
+        end = time.monotonic() + self._timeout_sec
         try:
             this.post(value)
-            _comes(
-                lambda: this.is_decided() or (collects and this.is_complete()),
-                self._timeout_sec, this.warn, QUIET_SEC,
-            )  # fmt: skip
-            if collects and not this.is_decided() and this.is_complete():
-                values = this.collect(is_shared)
-            elif not this.is_decided():
-                this.fail(self._timeout_sec)
+            while not this.is_decided():
+                is_ready = _comes(
+                    lambda: this.is_decided() or (rank == collector and not this.missing(1)),
+                    end - time.monotonic(), len(ranks), this.warn, quiet_sec,
+                )  # fmt: skip
+                if not is_ready:
+                    this.fail(self._timeout_sec)
+                elif not this.is_decided():
+                    values = this.collect(is_shared)
             found = this.result()
         finally:  # also where the wait is interrupted: a late round must not find an old value
             this.take_back()
-            if ranks[rank] == 0:  # mostly the process that has the store, and may end now
-                _comes(this.is_left, min(self._timeout_sec, QUIET_SEC))
-        if collects:
+            if ranks[rank] == 0 and this.is_decided():
+                # It mostly has the store, and may end now: so it waits for the others.
+                this.wait_for(range(len(ranks)), self._timeout_sec)
+        if rank == collector:
             this.forget_earlier()
-        return values if collects else found
+        return values if rank == collector else found
+
+
+def _tcp_store(host: str, port: int, *, is_master: bool = False) -> Any:
+    limit = timedelta(seconds=QUIET_SEC)
+    c10d: Any = dist
+    return c10d.TCPStore(host, port, None, is_master, timeout=limit, wait_for_workers=False)
+
+
+def _own_host() -> str:
+    """Returns the address at which the other ranks reach this machine, too."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((os.environ["MASTER_ADDR"], 1))  # sends nothing
+        return str(probe.getsockname()[0])
 
 
 class _Round:
     """One round of a group of ranks in the store, the first that has no outcome yet."""
 
-    def __init__(self, store: Any, what: str, rank: int, num_ranks: int) -> None:
+    def __init__(self, store: Any, what: str, rank: int, num_ranks: int, collector: int) -> None:
         self._store: Any = dist.distributed_c10d.PrefixStore("energon_lite/rounds", store)
-        self._what, self._rank = what, rank
+        self._what, self._rank, self._num_ranks = what, rank, num_ranks
+        self._collector = collector
         self._number = self._last_good = self._store.add("last good", 0)
         while self.is_decided():
             self._number += 1
-        self._posts = [f"{self._number}/{rank}" for rank in range(num_ranks)]
+        self._post = f"{self._number}/{rank}"
 
     def is_decided(self) -> bool:
         return bool(self._store.check([f"{self._number}/outcome"]))
 
-    def is_complete(self) -> bool:
-        return not self._missing()
+    def missing(self, most: int = _MAX_NAMED) -> list[str]:
+        return _absent(
+            self._store, [f"0/{self._number}/{rank}" for rank in range(self._num_ranks)], most
+        )
 
-    def _missing(self) -> list[int]:
-        if self._store.check(self._posts):
-            return []
-        return [rank for rank, post in enumerate(self._posts) if not self._store.check([post])]
-
-    def is_left(self) -> bool:
-        return not any(self._store.check([post]) for post in self._posts)
+    def wait_for(self, ranks: range, limit_sec: float) -> None:
+        """Waits until ranks have taken back their values, which they do last; not for long."""
+        posts = [f"0/{self._number}/{rank}" for rank in ranks]
+        limit_sec = min(limit_sec, _LEAVE_SEC)
+        _comes(lambda: not any(self._store.check([p]) for p in posts), limit_sec, self._num_ranks)
 
     def post(self, value: Any) -> None:
-        """Posts the value of this rank; what is no JSON fails the round on all ranks."""
+        """Posts the value of this rank; what is no JSON, or too large, fails the round for all."""
         try:
             text = json.dumps([self._what, value, ""])
+            if self._store.add(f"{self._number}/size", len(text)) > _MAX_BYTES:
+                raise ValueError(
+                    f"its {len(text):,} bytes and those of other ranks are more than "
+                    f"{_MAX_BYTES:,}; save each rank's own state with save_state_rank()"
+                )
         except (TypeError, ValueError) as error:
-            text = json.dumps([self._what, 0, f"rank {self._rank} passed no plain JSON: {error}"])
-        self._store.set(self._posts[self._rank], zlib.compress(text.encode(), 1))
+            text = json.dumps([self._what, 0, f"rank {self._rank} cannot post its value: {error}"])
+        _put(self._store, self._post, zlib.compress(text.encode(), 1))
 
     def take_back(self) -> None:
-        self._store.delete_key(self._posts[self._rank])
+        _delete(self._store, self._post)
 
     def warn(self, waited_sec: float) -> None:
-        logger.warning(
-            "Rank %d has waited %.0f s in %s for ranks %s to call it, too.",
-            self._rank, waited_sec, self._what, self._missing(),
-        )  # fmt: skip
+        missing = _ranks_of(self.missing())
+        text = "Rank %d has waited %.0f s in %s for ranks %s to call it, too."
+        logger.warning(text, self._rank, waited_sec, self._what, missing)
 
     def collect(self, is_shared: bool) -> list[Any]:
-        """Reads what all ranks posted, and tries to decide that the round has succeeded."""
-        posted = [_unpacked(self._store.get(post)) for post in self._posts]
+        """Reads what all ranks posted, and tries to decide that the round has succeeded.
+
+        A rank that is interrupted meanwhile takes its value back; then nothing is decided.
+        """
+        packed = [_read(self._store, f"{self._number}/{rank}") for rank in range(self._num_ranks)]
+        posted = [json.loads(zlib.decompress(text)) for text in packed if text]
+        if len(posted) < self._num_ranks:
+            return []
         values = [value for _, value, _ in posted]
         error = next((error for *_, error in posted if error), "")
         calls = {what: rank for rank, (what, *_) in enumerate(posted)}
         if len(calls) > 1:
             each = ", ".join(f"rank {rank} {what}" for what, rank in calls.items())
             error = f"the ranks called different things at once, such as {each}"
-        shared = zlib.compress(json.dumps(values).encode(), 1) if is_shared else b""
-        self._decide(b"-" + error.encode() if error else b"+" + shared)
+        shared = zlib.compress(json.dumps(values).encode(), 1) if is_shared and not error else b""
+        _put(self._store, f"{self._number}/all", shared)
+        self._decide(error, [len(shared), os.urandom(16).hex()])
         return values
 
     def fail(self, timeout_sec: float) -> None:
         """Tries to decide that the round has failed, as some ranks did not come."""
-        missing = self._missing()
+        missing = self.missing()
         text = (
-            f"ranks {missing} did not call {self._what} within {timeout_sec:g} s of the others "
-            "(state_timeout_sec). Call it on all data-parallel ranks, or save each rank's own "
-            "state with save_state_rank(), which waits for no rank"
+            f"ranks {_ranks_of(missing)} did not call {self._what} within {timeout_sec:g} s of the "
+            "others (state_timeout_sec). Call it on all data-parallel ranks, or save each rank's "
+            "own state with save_state_rank(), which waits for no rank"
             if missing
             else f"the ranks waited {timeout_sec:g} s (state_timeout_sec) for one another in "
             f"{self._what}, with different arguments, or one of them is slow"
         )
-        self._decide(b"-" + text.encode())
+        self._decide(text)
 
-    def _decide(self, outcome: bytes) -> None:
-        """Sets the outcome, unless another rank has set one."""
-        self._store.compare_set(f"{self._number}/outcome", "", outcome)
+    def _decide(self, error: str, shared: Sequence[Any] = (0, "")) -> None:
+        """Sets the outcome, unless another rank has set one: an error, or what is shared."""
+        self._store.compare_set(f"{self._number}/outcome", "", json.dumps([error[:5000], *shared]))
 
     def result(self) -> list[Any]:
-        """Returns the values, if they are shared.
+        """Returns the values, if they are shared; nothing on the rank that collected them.
 
         Raises:
             StateError: The round has failed.
         """
-        outcome = self._store.get(f"{self._number}/outcome")
-        if outcome[:1] == b"-":
-            raise StateError(outcome[1:].decode())
-        return _unpacked(outcome[1:]) if len(outcome) > 1 else []
+        error, size, name = json.loads(self._store.get(f"{self._number}/outcome"))
+        if error:
+            raise StateError(error)
+        if not size or self._rank == self._collector:
+            return []
+        found: list[Any] = json.loads(zlib.decompress(self._shared(size, name)))
+        return found
+
+    def _shared(self, size: int, name: str) -> bytes:
+        """Returns the values of all ranks, packed.
+
+        Where they are large, the ranks are a tree: each serves them to some others, under a name
+        that no other round has. These read them from the store of all if that fails.
+        """
+        is_large = size * self._num_ranks > _DIRECT_BYTES
+        is_tree = is_large and self._collector == 0 and "MASTER_ADDR" in os.environ
+        found, first = b"", _FAN_OUT * self._rank + 1
+        children = range(first, min(first + _FAN_OUT, self._num_ranks))
+        parent, own = (f"{self._number}/at/{r}" for r in ((self._rank - 1) // _FAN_OUT, self._rank))
+        with suppress(OSError, RuntimeError, TypeError):
+            if is_tree and self._rank > _FAN_OUT:
+                place = _comes(lambda: _look(self._store, parent), QUIET_SEC, self._num_ranks)
+                found = _read(_tcp_store(*json.loads(place or "0")), name)
+        found = found or _read(self._store, f"{self._number}/all")
+        with suppress(OSError, RuntimeError):
+            if is_tree and children:
+                server = _tcp_store(_own_host(), 0, is_master=True)
+                _put(server, name, found)
+                self._store.set(own, json.dumps([server.host, server.port]))
+                self.wait_for(children, _LEAVE_SEC)
+                self._store.delete_key(own)
+        return found
 
     def forget_earlier(self) -> None:
         """Deletes outcomes that no rank can ask for: all have left the rounds before this one."""
+        for number in range(self._last_good, self._number):
+            _delete(self._store, f"{number}/all")
+            self._store.delete_key(f"{number}/size")
         number = self._last_good - 1
         while self._store.check([f"{number}/outcome"]):
             self._store.delete_key(f"{number}/outcome")
             number -= 1
         self._store.set("last good", str(self._number))
-
-
-def _unpacked(text: bytes) -> list[Any]:
-    found: list[Any] = json.loads(zlib.decompress(text))
-    return found

@@ -171,7 +171,7 @@ class Together:
             world_size=world_size,
             num_workers=num_workers,
             num_streams=num_streams,
-            data_parallel_group=(store, False) if has_store else None,
+            data_parallel_group=(store, world_size) if has_store else None,
             global_error_handler=ignore,
         )
         self.loaders: list[SavableDataLoader[Any]] = []

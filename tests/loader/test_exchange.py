@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import random
 import re
 import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +22,10 @@ from energon_lite.loader import rank_store
 from energon_lite.loader.rank_store import Exchange
 
 from ..conftest import examples
+from ..rank_processes import in_ranks
 
 LONG_SEC = 60
+PIECE = rank_store._PIECE_BYTES
 
 
 class InThreads:
@@ -29,9 +37,15 @@ class InThreads:
             Exchange(WorkerConfig(rank=rank, world_size=world_size, num_workers=0), LONG_SEC)
             for rank in range(world_size)
         ]
-        patch.setattr(rank_store, "group_store", lambda _: (self.store, False))
+        patch.setattr(rank_store, "group_store", lambda _: (self.store, world_size))
         patch.setattr(Exchange, "_is_alone", False)
         patch.setattr(Exchange, "_global_ranks", lambda _: list(range(world_size)))
+
+    def run_all(self, call: Any) -> list[Any]:
+        """What `call(exchange, rank)` returned or raised, by rank."""
+        calls = {rank: lambda one, rank=rank: call(one, rank) for rank in range(len(self.ranks))}
+        found = self.run(calls, LONG_SEC)
+        return [found[rank] for rank in range(len(self.ranks))]
 
     def run(self, calls: dict[int, Any], timeout_sec: float) -> dict[int, Any]:
         """What `calls[rank](exchange)` returned or raised, by rank."""
@@ -122,3 +136,273 @@ def test_interrupted_wait_leaves_no_value_behind(monkeypatch) -> None:
     assert isinstance(ranks.run({0: lambda one: one.gather("new", "call")}, 0.01)[0], StateError)
     found = ranks.run({rank: lambda one: one.gather("new", "call") for rank in (0, 1)}, LONG_SEC)
     assert found == {0: ["new", "new"], 1: ["new", "new"]}
+
+
+def of_size(num_bytes: int, seed: int = 0) -> str:
+    """A text of at least as many bytes, which hardly gets smaller where it is packed."""
+    return base64.b64encode(random.Random(seed).randbytes(num_bytes * 3 // 4 + 3)).decode()
+
+
+# ------------------------------------------------------------------------------ values in pieces
+
+
+@pytest.mark.parametrize(
+    "size", [0, 1, PIECE - 9, PIECE - 8, PIECE - 7, PIECE, PIECE + 1, 2 * PIECE]
+)
+def test_value_of_any_size_is_put_read_and_deleted_in_pieces(size) -> None:
+    store = dist.HashStore()
+    value = random.Random(size).randbytes(size)
+    assert rank_store._read(store, "key") == b""
+    rank_store._put(store, "key", value)
+    assert rank_store._read(store, "key") == value
+    assert store.num_keys() == 1 + (size + 7) // PIECE
+    store.delete_key(f"{size // PIECE * PIECE}/key" if size > PIECE else "0/key")
+    assert rank_store._read(store, "key") == b""  # it is being taken back
+    rank_store._put(store, "key", value)
+    store.delete_key("0/key")  # as it is where a put is interrupted
+    rank_store._delete(store, "key")
+    assert store.num_keys() == 0
+
+
+def test_values_of_mixed_sizes_are_exchanged_in_pieces_and_leave_nothing(monkeypatch) -> None:
+    monkeypatch.setattr(rank_store, "_PIECE_BYTES", 1000)
+    ranks = InThreads(4, monkeypatch)
+    sizes = [0, 5, 991, 992, 993, 1000, 1001, 30_000]
+    for number in range(3):
+        values = [of_size(sizes[(number + 3 * rank) % len(sizes)], rank) for rank in range(4)]
+        found = ranks.run_all(lambda one, rank, v=values: one.gather(v[rank], "call"))
+        assert found == [values] * 4
+        found = ranks.run_all(lambda one, rank, v=values: one.broadcast(v[rank], "call", 3))
+        assert found == [values[3]] * 4
+    ranks.run_all(lambda one, _: one.gather(None, "call"))
+    assert ranks.store.num_keys() < 8
+
+
+def test_too_much_is_an_error_on_all_ranks_at_once_and_the_next_call_works(monkeypatch) -> None:
+    ranks = InThreads(3, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(rank_store, "_MAX_BYTES", 1000)
+        since = time.monotonic()
+        found = ranks.run_all(lambda one, rank: one.gather("x" * 900 * rank, "call"))
+        assert time.monotonic() - since < LONG_SEC / 2
+        for error in found:
+            text = r"rank [12] .*: its .* are more than 1,000; .*save_state_rank"
+            assert re.search(text, str(error))
+    assert ranks.run_all(lambda one, _: one.gather("new", "call")) == [["new"] * 3] * 3
+
+
+def large_states(rank: int) -> None:
+    exchange = Exchange(WorkerConfig(rank=rank, world_size=2, num_workers=0), LONG_SEC)
+    expected = [of_size(6 << 20, number) for number in range(2)]
+    assert exchange.gather(expected[rank], "state_dict()") == expected
+    found = exchange.gather(expected[rank], "save_state_global()", 1)
+    assert found == (expected if rank == 1 else None)
+    dist.distributed_c10d._get_default_store().set(f"alive/{rank}", "1")
+    assert dist.new_group([0, 1]) is not None  # which asks the same store
+
+
+@pytest.mark.processes
+def test_two_ranks_exchange_states_of_six_mib_and_their_store_lives(tmp_path) -> None:
+    in_ranks(large_states, 2, tmp_path, has_server=True)
+
+
+# --------------------------------------------------------------------------------------- a tree
+
+
+@pytest.fixture
+def tree(monkeypatch) -> None:
+    """Makes each value a large one, which passes through a tree of ranks."""
+    monkeypatch.setattr(rank_store, "_DIRECT_BYTES", 0)
+    monkeypatch.setattr(rank_store, "_FAN_OUT", 2)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+
+
+def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The stores of which a whole value is asked."""
+    stores: list[Any] = []
+    read = rank_store._read
+
+    def recorded(store: Any, key: str) -> bytes:
+        if not re.fullmatch(r"\d+/\d+", key):  # the value of one rank
+            stores.append(store)
+        return read(store, key)
+
+    monkeypatch.setattr(rank_store, "_read", recorded)
+    return stores
+
+
+def test_large_values_pass_from_rank_to_rank(tree, monkeypatch) -> None:
+    monkeypatch.setattr(rank_store, "_PIECE_BYTES", 1000)
+    ranks = InThreads(8, monkeypatch)
+    stores = asked_for(monkeypatch)
+    for number in range(2):
+        expected = [[number, rank, of_size(500)] for rank in range(8)]
+        found = ranks.run_all(lambda one, rank, v=expected: one.gather(v[rank], "call"))
+        assert found == [expected] * 8
+    # Ranks 1 and 2 read from the store, 3 to 6 from these two, and 7 from 3.
+    assert sum(isinstance(store, dist.TCPStore) for store in stores) == 2 * 5
+    assert len(stores) == 2 * 7
+    assert ranks.store.num_keys() < 12
+
+
+def test_large_values_are_read_from_the_store_where_ranks_cannot_pass_them_on(
+    tree, monkeypatch
+) -> None:
+    monkeypatch.setattr(rank_store, "QUIET_SEC", 0.2)
+    monkeypatch.setenv("MASTER_ADDR", "no-such-host.invalid")
+    ranks = InThreads(8, monkeypatch)
+    stores = asked_for(monkeypatch)
+    assert ranks.run_all(lambda one, rank: one.gather(rank, "call")) == [[*range(8)]] * 8
+    assert not any(isinstance(store, dist.TCPStore) for store in stores)
+
+
+def test_a_stranger_at_the_address_of_a_rank_is_not_believed(tree, monkeypatch) -> None:
+    stranger = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    rank_store._put(stranger, "0/all", b"of another run")
+    monkeypatch.setattr(rank_store, "_tcp_store", lambda *_, **__: stranger)
+    monkeypatch.setattr(rank_store, "_LEAVE_SEC", 0.1)
+    ranks = InThreads(4, monkeypatch)
+    put = rank_store._put
+    monkeypatch.setattr(
+        rank_store, "_put", lambda store, *args: store is stranger or put(store, *args)
+    )
+    assert ranks.run_all(lambda one, rank: one.gather(rank, "call")) == [[*range(4)]] * 4
+
+
+# ------------------------------------------------------------------------------ thousands of ranks
+
+
+class Crowd:
+    """Many ranks of a round over one store, played one after the other."""
+
+    def __init__(self, world_size: int) -> None:
+        self.store = dist.HashStore()
+        self.rounds = [
+            rank_store._Round(self.store, "call", rank, world_size, 0) for rank in range(world_size)
+        ]
+
+    def post(self, ranks: Iterator[int] | range) -> None:
+        for rank in ranks:
+            self.rounds[rank].post({"rank": rank})
+
+
+def test_four_thousand_ranks_exchange_their_states() -> None:
+    crowd = Crowd(4096)
+    first, last = crowd.rounds[0], crowd.rounds[-1]
+    crowd.post(range(4095))
+    assert first.missing() == ["0/0/4095"]
+    crowd.post(range(4095, 4096))
+    assert first.missing() == []
+    values = first.collect(is_shared=True)
+    assert values == [{"rank": rank} for rank in range(4096)]
+    assert last.result() == values
+    for one in crowd.rounds:
+        one.take_back()
+    assert crowd.store.num_keys() == 4  # last good, size, values, outcome
+
+
+def test_few_of_thousands_of_missing_ranks_are_named() -> None:
+    crowd = Crowd(4096)
+    crowd.post(range(0, 4096, 2))
+    crowd.rounds[0].fail(1)
+    with pytest.raises(StateError, match=r"ranks \[1, 3, .*, 39, \.\.\.\] did not") as error:
+        crowd.rounds[2].result()
+    assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize("world_size", [8, 1024, 100_000])
+def test_waiting_ranks_ask_the_store_no_more_often_the_more_they_are(
+    world_size, monkeypatch
+) -> None:
+    now = 0.0
+    times: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(rank_store.time, "monotonic", lambda: now)
+    monkeypatch.setattr(rank_store.time, "sleep", sleep)
+    assert rank_store._comes(lambda: times.append(now), 300, world_size) is None
+    assert now == 300  # on time, whatever the pause
+    late = [time for time in times if 100 < time < 300]
+    assert world_size * len(late) / 200 < 5500
+
+
+# ------------------------------------------------------------------------- ranks that come and go
+
+
+def test_rank_that_is_interrupted_while_values_are_read_is_waited_for(monkeypatch) -> None:
+    """It took back its value after all were there, and before it was read."""
+    ranks = InThreads(2, monkeypatch)
+    read, interrupted = rank_store._read, []
+
+    def interrupts(store: Any, key: str) -> bytes:
+        if key == "0/1" and not interrupted:
+            interrupted.append(rank_store._delete(store, key))
+            threading.Timer(0.1, rank_store._put, (store, key, own)).start()
+        return read(store, key)
+
+    put = rank_store._put
+
+    def recorded(store: Any, key: str, value: bytes) -> None:
+        nonlocal own
+        own = value if key == "0/1" else own
+        put(store, key, value)
+
+    own = b""
+    monkeypatch.setattr(rank_store, "_put", recorded)
+    monkeypatch.setattr(rank_store, "_read", interrupts)
+    assert ranks.run_all(lambda one, rank: one.gather(rank, "call")) == [[0, 1]] * 2
+    assert interrupted
+
+
+def test_interrupted_rank_that_calls_again_takes_part_in_the_same_round(monkeypatch) -> None:
+    ranks = InThreads(2, monkeypatch)
+    found: dict[int, Any] = {}
+    other = threading.Thread(
+        target=lambda: found.update({0: ranks.ranks[0].gather("first", "call")})
+    )
+    with monkeypatch.context() as patch:
+
+        def interrupt(_: float) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(rank_store.time, "sleep", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            ranks.ranks[1].gather("old", "call")
+    other.start()
+    found[1] = ranks.ranks[1].gather("new", "call")
+    other.join(LONG_SEC)
+    assert found == {0: ["first", "new"], 1: ["first", "new"]}
+
+
+def test_rank_that_died_after_its_call_fails_the_next_one_only(monkeypatch) -> None:
+    ranks = InThreads(3, monkeypatch)
+    dead = rank_store._Round(ranks.store, "call", 2, 3, 0)
+    dead.post("last")  # and nothing more is heard of it
+    monkeypatch.setattr(rank_store, "_LEAVE_SEC", 0.1)
+    found = ranks.run({r: lambda one, r=r: one.gather(r, "call") for r in (0, 1)}, LONG_SEC)
+    assert found == {0: [0, 1, "last"], 1: [0, 1, "last"]}
+    found = ranks.run({r: lambda one, r=r: one.gather(r, "call") for r in (0, 1)}, 0.1)
+    assert all("ranks [2] did not call" in str(error) for error in found.values())
+
+
+def stopped(rank: int, folder: Path) -> str:
+    """Rank 1 dies where it has posted its state; rank 0 has waited in vain, and goes on."""
+    exchange = Exchange(WorkerConfig(rank=rank, world_size=2, num_workers=0), 1.0)
+    if rank == 1:
+        while not (folder / "failed").exists():
+            time.sleep(0.02)
+        return json.dumps(exchange.gather("one", "call"))
+    with pytest.raises(StateError, match=r"ranks \[1\] did not call call within 1 s") as error:
+        exchange.gather("zero", "call")
+    (folder / "failed").touch()
+    exchange._timeout_sec = LONG_SEC
+    return json.dumps(exchange.gather("zero", "call")) + str(error.value)[:7]
+
+
+@pytest.mark.processes
+def test_rank_that_comes_late_takes_part_in_the_next_round(tmp_path) -> None:
+    found = in_ranks(stopped, 2, tmp_path, tmp_path, has_server=True)
+    assert found == ['["zero", "one"]ranks [', '["zero", "one"]']

@@ -26,7 +26,7 @@ def voters(store: Any, world_size: int, *, peers: int = 1) -> list[StoreVotes]:
     for rank in [rank for rank in range(world_size) for _ in range(peers)]:
         rank_store._num_passes.clear()  # each would be a process of its own
         config = WorkerConfig(rank=rank, world_size=world_size, num_workers=0)
-        found.append(StoreVotes(store, "run", config, has_peers=peers > 1))
+        found.append(StoreVotes(store, "run", config, world_size * peers))
         found[-1].begin_pass()
     return found
 
@@ -64,7 +64,7 @@ def test_store_keeps_a_bounded_number_of_votes_over_many_passes(monkeypatch) -> 
             lambda one=one: [one.cast(Vote(1, 1, 1), step) for step in range(4)] for one in ranks
         ]
         in_threads(run)
-    assert store.num_keys() == 2 * 5
+    assert store.num_keys() == 3 * 5
 
 
 def test_wait_that_was_interrupted_is_resumed_and_votes_once(monkeypatch) -> None:
@@ -96,6 +96,50 @@ def test_wait_ends_with_the_names_of_the_ranks_that_did_not_come() -> None:
     for message in in_threads([lambda one=one: run(one) for one in (ranks[0], ranks[2])]):
         assert "for ranks [1, 3] to ask for their batch" in message
         assert 'end="uneven"' in message
+
+
+@pytest.mark.parametrize("world_size", [32_767, 32_768, 1_000_000])
+def test_votes_of_a_million_ranks_are_counted(world_size, monkeypatch) -> None:
+    """All but two have voted already, and have no batch for this step, only for later ones."""
+    monkeypatch.setattr(rank_store, "_SHORTEST_OF_RANK_SEC", 0)
+    store = new_store()
+    first, last = (
+        StoreVotes(
+            store, "run", WorkerConfig(rank=rank, world_size=world_size, num_workers=0), size
+        )
+        for rank, size in ((0, world_size), (world_size - 1, world_size))
+    )
+    for one in (first, last):
+        rank_store._num_passes.clear()
+        one.begin_pass()
+    name = f"{first._pass_name}/0"
+    first._store.add(f"{name}/lacking", world_size - 2)
+    first._store.add(f"{name}/sum", world_size - 2)
+    found = in_threads(
+        [lambda: first.cast(Vote(1, 1, 1), 0), lambda: last.cast(Vote(False, False, False), 0)]
+    )
+    assert found == [(1, world_size - 1, world_size - 1)] * 2
+
+
+def test_all_of_a_million_ranks_may_lack_everything() -> None:
+    store, world_size = new_store(), 1_000_000
+    config = WorkerConfig(rank=0, world_size=world_size, num_workers=0)
+    one = StoreVotes(store, "run", config, world_size)
+    one.begin_pass()
+    lacking = sum((world_size - 1) << rank_store._BITS * i for i in range(3))
+    one._store.add(f"{one._pass_name}/0/lacking", lacking)
+    one._store.add(f"{one._pass_name}/0/sum", world_size - 1)
+    assert one.cast(Vote(0, 0, 0), 0) == (0, 0, 0)
+
+
+def test_few_of_thousands_of_missing_voters_are_named() -> None:
+    store = new_store(timeout_sec=0.2)
+    config = WorkerConfig(rank=0, world_size=50_000, num_workers=0)
+    one = StoreVotes(store, "run", config, 50_000)
+    one.begin_pass()
+    with pytest.raises(RuntimeError, match=r"for ranks \[1, 2, .*, 20, \.\.\.\] to ask") as error:
+        one.cast(Vote(1, 1, 1), 0)
+    assert len(str(error.value)) < 500
 
 
 def test_counted_votes_are_those_of_the_steps_of_all_ranks() -> None:
