@@ -125,7 +125,7 @@ def write_lengths(
     for resource, array in arrays.items():
         found = np.asarray(array, dtype=np.int64)
         sums[resource] = _summed(found)
-        fits = [kind for kind in _SMALL if sums[resource]["max"] <= np.iinfo(kind).max]
+        fits = [kind for kind in _SMALL if sums[resource]["max"] >> 8 * kind.itemsize == 0]
         with files.new_file(targets[resource]) as file:
             np.save(file, found.astype(fits[0]) if fits else found, allow_pickle=False)
     written = {
