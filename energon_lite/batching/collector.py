@@ -40,14 +40,21 @@ class CollectorState(NamedTuple):
         unsorted: returns shape (N, 1 + C), a row for each buffered sample, in any order: its number
             and what the collector must know besides its group and its lengths, such as the batch it
             belongs to. Samples in `kept` are among them. It can be pickled and, as a snapshot is
-            taken with each list and seldom saved, defers what takes long.
+            taken with each list and seldom saved, defers what takes long. None for all buffered
+            samples, and nothing else to know of them.
     """
 
     counts: dict[str, Any]
-    unsorted: Callable[[], Int64Array]
+    unsorted: Callable[[], Int64Array] | None = None
 
-    def rows(self) -> Int64Array:
-        """Returns the rows by number."""
+    def rows(self, buffered: Sequence[int] | Int64Array = ()) -> Int64Array:
+        """Returns the rows by number.
+
+        Args:
+            buffered: numbers of all buffered samples, for a collector that has no rows.
+        """
+        if self.unsorted is None:
+            return np.array(buffered, np.int64).reshape(-1, 1)
         rows_NC = self.unsorted()
         return rows_NC[np.argsort(rows_NC[:, 0])]
 

@@ -129,9 +129,8 @@ class GroupCollector(OneByOne):
         return rest
 
     def state(self) -> CollectorState:
-        """Returns the samples; their lists follow from their groups."""
-        numbers = [number for members in self._lists.values() for number in members]
-        return CollectorState({}, partial(np.reshape, np.array(numbers, np.int64), (-1, 1)))
+        """Returns nothing: lists follow from the groups of the samples."""
+        return CollectorState({})
 
     def restore(self, counts: Mapping[str, Any], samples: Samples, columns_NC: Int64Array) -> None:
         """Resumes from a state.

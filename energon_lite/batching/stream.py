@@ -91,7 +91,8 @@ class StreamingPacker:
         max_steps = at_least("max_steps", max_steps)
         self._settings = (self._capacities, self._aligns, buffer_size, max_samples, max_steps)
         self._table = _new_table(*self._settings)
-        self._pending = array("q")  # lengths of samples that are not in the table yet
+        # Lengths and numbers of samples that are not in the table yet.
+        self._pending, self._new = array("q"), array("q")
         self.num_added = self.num_buffered = 0
 
     def add(self, lengths: int | Sequence[int]) -> None:
@@ -114,10 +115,11 @@ class StreamingPacker:
         if min(row) < 0 or not any(row) or any(map(operator.gt, row, self._limits)):
             # Raises an error that names the sample.
             check_sizes([lengths], self._capacity, align=self._aligns, first=self.num_added)
-        self.add_checked(row)
+        self.add_checked(self.num_added, row)
 
-    def add_checked(self, lengths_R: Sequence[int]) -> None:
-        """Takes a sample whose R lengths are known to be in range."""
+    def add_checked(self, number: int, lengths_R: Sequence[int]) -> None:
+        """Takes a sample with a number above those before, and R lengths known to be in range."""
+        self._new.append(number)
         self._pending += array("q", lengths_R)
         self.num_added += 1
         self.num_buffered += 1
@@ -127,10 +129,11 @@ class StreamingPacker:
         if not self._pending:
             return
         rows = np.frombuffer(self._pending, np.int64).reshape(-1, len(self._limits))
-        while (num := search.add(self._table, rows)) < len(rows):
+        numbers = np.frombuffer(self._new, np.int64)
+        while (num := search.add(self._table, rows, numbers)) < len(rows):
             self._table = _enlarged(self._table)
-            rows = rows[num:]
-        self._pending = array("q")
+            rows, numbers = rows[num:], numbers[num:]
+        self._pending, self._new = array("q"), array("q")
 
     @property
     def is_full(self) -> bool:
@@ -188,28 +191,29 @@ class StreamingPacker:
             lengths, aligned; `price`, at which the search values them.
         """
         numbers, lengths = self._buffered()
-        return {
-            "numbers": numbers,
-            "lengths": lengths,
-            "added": self.num_added,
-            "totals": tuple(self._totals()),
-            "price": int(self._table[search.HEADER, search.PRICE]),
-        }
+        return {"numbers": numbers, "lengths": lengths, **self.counts()}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def counts(self) -> dict[str, Any]:
+        """Returns what `state` has besides the samples, at the same cost for any number of them."""
+        totals = tuple(self._totals())
+        price = int(self._table[search.HEADER, search.PRICE])
+        return {"added": self.num_added, "totals": totals, "price": price}
+
+    def restore(self, state: Mapping[str, Any], numbers_n: Int64Array | None = None) -> None:
         """Goes to where `state` was taken, by a packer with the same arguments.
 
         Args:
             state: from `state`, with lists in place of arrays if it went through JSON.
+            numbers_n: other numbers for the buffered samples, rising; None for those of the state.
 
         Raises:
             ValueError: It is corrupt, or from a packer with other arguments; this packer is then as
                 it was.
         """
         numbers, lengths, added, totals, price = self._checked(state)
-        self._table, self._pending = _new_table(*self._settings), array("q", lengths.ravel())
+        self._table, self._pending = _new_table(*self._settings), array("q", lengths.tobytes())
+        self._new = array("q", (numbers if numbers_n is None else numbers_n).tobytes())
         self._take_in()
-        self._table[search.NUMBERS, : len(numbers)] = numbers
         self._table[search.HEADER, [search.NUM_ADDED, search.PRICE]] = added, price
         _totals_of(self._table)[:] = totals
         self.num_added, self.num_buffered = added, len(numbers)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import operator
-from array import array
-from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,31 +13,21 @@ from energon_lite.batching.rules import Packing
 from energon_lite.batching.stream import StreamingPacker
 from energon_lite.core.arrays import Int64Array
 
-# In place of the number of a sample in a packer.
-_LEFT_OVER, _ALONE = -1, -2
-
 
 class StreamPacks(OneByOne):
     """Returns a pack of a group as soon as the buffer of the group is full.
 
     A sample that is longer than a pack, which the rules let pass, gets a separate pack.
 
-    Column: the number of the sample in its group's packer; -1 if it is left over, -2 if it
-    waits for a separate pack.
-
     Args:
         packing: capacity, buffer, limits and what becomes of the rest at the end of the data.
     """
-
-    num_columns = 1
 
     def __init__(self, packing: Packing) -> None:
         self._packing = packing
         self._limits = packing.limits
         self._allows_alone = packing.overlong == "alone"
         self._packers: dict[int, StreamingPacker] = {}
-        # For each group, the numbers that its samples have in its packer, rising, and the samples.
-        self._numbers: dict[int, tuple[array[int], array[int]]] = {}
         self._alone: list[int] = []  # each of them is a list, before all others
         self._full: set[int] = set()
         self._leftover: list[int] = []
@@ -64,10 +51,7 @@ class StreamPacks(OneByOne):
             self._alone.append(number)
             return True
         packer = self._packers.get(group) or self._new_packer(group)
-        in_packer, samples = self._numbers[group]
-        in_packer.append(packer.num_added)
-        samples.append(number)
-        packer.add_checked(lengths)
+        packer.add_checked(number, lengths)
         if packer.is_full:
             self._full.add(group)
             return True
@@ -81,7 +65,6 @@ class StreamPacks(OneByOne):
             max_samples=packing.max_samples,
             align=packing.alignments,
         )
-        self._numbers[group] = array("q"), array("q")
         return packer
 
     def next(self, cycle: int, has_ended: bool) -> Sequence[int] | None:
@@ -91,25 +74,16 @@ class StreamPacks(OneByOne):
         while self._full:
             group = min(self._full)
             if self._packers[group].is_full:
-                return self._taken(group)
+                return self._packers[group].next_pack()
             self._full.remove(group)
         return self._rest() if has_ended else None
-
-    def _taken(self, group: int) -> list[int]:
-        in_packer, samples = self._numbers[group]
-        pack = self._packers[group].next_pack()
-        places = [bisect_left(in_packer, number) for number in pack]
-        taken = [samples[place] for place in places]
-        if 2 * places[0] > len(in_packer):  # those before the oldest have left
-            del in_packer[: places[0]], samples[: places[0]]
-        return taken
 
     def _rest(self) -> list[int] | None:
         """Returns a pack of what is buffered when the data have ended."""
         packing = self._packing
-        for group, packer in self._packers.items():
+        for packer in self._packers.values():
             while packer.num_buffered:
-                pack = self._taken(group)
+                pack = packer.next_pack()
                 is_last = packing.drop_last and not packer.num_buffered
                 if packing.end_of_data == "pack" and not is_last:
                     return pack
@@ -122,20 +96,14 @@ class StreamPacks(OneByOne):
         return rest
 
     def state(self) -> CollectorState:
-        """Returns the samples, and of each group those added, their total lengths and the price."""
-        states = {group: packer.state() for group, packer in self._packers.items()}
-        groups = tuple(
-            (g, state["added"], *state["totals"], state["price"]) for g, state in states.items()
-        )
-        columns = [
-            (np.array(numbers, np.int64), np.full(len(numbers), mark))
-            for numbers, mark in ((self._leftover, _LEFT_OVER), (self._alone, _ALONE))
-        ]
-        for group, state in states.items():
-            in_packer, samples = map(np.array, self._numbers[group])
-            own = state["numbers"]
-            columns.append((samples[np.searchsorted(in_packer, own)], own))
-        return CollectorState({"groups": groups}, partial(_rows_of_packers, columns))
+        """Returns, of each group, the samples added, their total lengths and the price.
+
+        Samples that are left over are saved as if they were still to be packed: they will be left
+        over again. Those that wait for a separate pack are known by their lengths.
+        """
+        counts = ((group, packer.counts()) for group, packer in self._packers.items())
+        groups = tuple((g, own["added"], *own["totals"], own["price"]) for g, own in counts)
+        return CollectorState({"groups": groups})
 
     def restore(self, counts: Mapping[str, Any], samples: Samples, columns_NC: Int64Array) -> None:
         """Resumes from a state.
@@ -143,23 +111,15 @@ class StreamPacks(OneByOne):
         Raises:
             ValueError: A packer cannot have such a state.
         """
-        is_left = columns_NC[:, 0] < 0
-        self._leftover = samples.numbers[columns_NC[:, 0] == _LEFT_OVER].tolist()
-        self._alone = samples.numbers[columns_NC[:, 0] == _ALONE].tolist()
+        is_alone = (samples.lengths > np.array(self._limits)).any(axis=1) & self._allows_alone
+        self._alone = samples.numbers[is_alone].tolist()
         for group, added, *totals, price in counts["groups"]:
-            own = (samples.groups == group) & ~is_left
+            own = (samples.groups == group) & ~is_alone
             packer = self._new_packer(group)
-            numbers = columns_NC[own, 0]
-            state = {"numbers": numbers, "lengths": samples.lengths[own], "added": added}
-            packer.restore({**state, "totals": totals, "price": price})
-            in_packer, of_group = self._numbers[group]
-            in_packer.extend(numbers.tolist())
-            of_group.extend(samples.numbers[own].tolist())
+            state = {"numbers": np.arange(own.sum()), "lengths": samples.lengths[own]}
+            state.update(added=added, totals=totals, price=price)
+            packer.restore(state, samples.numbers[own])
             if packer.is_full:
                 self._full.add(group)
-        if not set(samples.groups[~is_left].tolist()) <= set(self._packers):
+        if not set(samples.groups[~is_alone].tolist()) <= set(self._packers):
             raise ValueError("a sample is of a group that has no packer")
-
-
-def _rows_of_packers(columns: list[tuple[Int64Array, Int64Array]]) -> Int64Array:
-    return np.concatenate([*map(np.column_stack, columns)])

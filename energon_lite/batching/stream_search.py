@@ -5,7 +5,8 @@ has P columns; R is the number of resources. Its first rows are:
 
 - `HEADER`: single numbers, at the places named below, and blocks of R numbers from `CAPACITY` on.
 - `KEYS`, `SLOTS`: the buffered samples, shortest first, of equal ones the newest first: the length
-  in the resource `SORTED_BY`, and the slot.
+  in the resource `SORTED_BY`, and the slot. A slot of -1 is a gap, which keeps a key in order: a
+  sample leaves a gap, and one that comes moves those up to the nearest gap.
 - `PATH`, `BEST`: places in these two rows that the search has taken, and the best ones so far.
 - `CHOSEN`: numbers of the samples of the last pack.
 - `NUMBERS`: the number of the sample in each slot, or -1 where it has left.
@@ -25,10 +26,11 @@ from energon_lite.core.compiled import kernel
 HEADER, KEYS, SLOTS, PATH, BEST, CHOSEN, NUMBERS, LENGTHS = range(8)
 
 # Places in the header.
-NUM_BUFFERED, TAIL, NUM_ADDED, OLDEST, SORTED_BY, BUFFER_SIZE, MAX_SAMPLES, MAX_STEPS, PRICE = (
-    range(9)
-)
-CAPACITY = 9  # R capacities, then R alignments, then R totals
+(
+    NUM_BUFFERED, TAIL, NUM_ADDED, OLDEST, SORTED_BY, BUFFER_SIZE, MAX_SAMPLES, MAX_STEPS, PRICE,
+    NUM_PLACES, NUM_MOVED,
+) = range(11)  # fmt: skip
+CAPACITY = 11  # R capacities, then R alignments, then R totals
 
 # The oldest samples fill a pack up to as much room as these many samples need in the mean; what
 # fills the rest is searched for. A pack that is a large part of the buffer would otherwise
@@ -44,6 +46,9 @@ _FEW, _LEAST_PRICED, _MAX_PRICED = 3, 32, 1 << 24
 OF_NUMBER = 32  # the price that counts samples, where `max_samples` is scarce
 _WEIGHT = 3  # a price counts three times as much as the length itself
 _UNIT = 2520  # a multiple of k * (8 - q) for each price
+
+# Samples are laid out anew, with a gap after each fourth, once a quarter of them have come.
+_PER_GAP, _LEAST_MOVED = 4, 4096
 
 _ONE = np.uint64(1)
 
@@ -64,8 +69,9 @@ def _close_gaps(table: Int64Array) -> None:
                 table[row, kept] = table[row, slot]
             moved_to[slot] = kept
             kept += 1
-    for place in range(header[NUM_BUFFERED]):
-        table[SLOTS, place] = moved_to[table[SLOTS, place]]
+    for place in range(header[NUM_PLACES]):
+        if table[SLOTS, place] >= 0:
+            table[SLOTS, place] = moved_to[table[SLOTS, place]]
     header[TAIL], header[OLDEST] = kept, 0
 
 
@@ -89,11 +95,10 @@ def _key_of(table: Int64Array, slot: int) -> int:
 
 @kernel()
 def _place_of(table: Int64Array, slot: int) -> int:
-    """The place in the sorted rows that a slot has or would have: of equal keys, newest first."""
-    num_buffered, key = table[HEADER, NUM_BUFFERED], _key_of(table, slot)
-    place = _first_not_below(table, num_buffered, key)
-    while place < num_buffered and table[SLOTS, place] > slot and table[KEYS, place] == key:
-        place += 1
+    """The place in the sorted rows that a slot has; of equal keys, the oldest come last."""
+    place = _first_not_below(table, table[HEADER, NUM_PLACES], _key_of(table, slot) + 1) - 1
+    while table[SLOTS, place] != slot:
+        place -= 1
     return place
 
 
@@ -117,20 +122,41 @@ def _move_down(table: Int64Array, row: int, start: int, stop: int) -> None:
 
 @kernel()
 def _insert(table: Int64Array, slot: int) -> None:
-    num_buffered, key = table[HEADER, NUM_BUFFERED], _key_of(table, slot)
-    place = _place_of(table, slot)
-    _move_up(table, KEYS, place, num_buffered)
-    _move_up(table, SLOTS, place, num_buffered)
-    table[KEYS, place], table[SLOTS, place] = key, slot
-    table[HEADER, NUM_BUFFERED] = num_buffered + 1
+    """Puts the newest sample into the sorted rows."""
+    header, slots, key = table[HEADER], table[SLOTS], _key_of(table, slot)
+    num_places = header[NUM_PLACES]
+    place = _first_not_below(table, num_places, key)
+    low, high = place - 1, place
+    while high < num_places and slots[high] >= 0 and (low < 0 or slots[low] >= 0):
+        low, high = low - 1, high + 1
+    if high == num_places and num_places == table.shape[1]:  # the rows are full: a gap is before
+        while slots[low] >= 0:
+            low -= 1
+    if low >= 0 and slots[low] < 0:
+        place -= 1
+        _move_down(table, KEYS, low, place)
+        _move_down(table, SLOTS, low, place)
+    else:
+        header[NUM_PLACES] += high == num_places
+        _move_up(table, KEYS, place, high)
+        _move_up(table, SLOTS, place, high)
+    table[KEYS, place], slots[place] = key, slot
 
 
 @kernel()
-def _remove(table: Int64Array, place: int) -> None:
-    num_buffered = table[HEADER, NUM_BUFFERED] - 1
-    _move_down(table, KEYS, place, num_buffered)
-    _move_down(table, SLOTS, place, num_buffered)
-    table[HEADER, NUM_BUFFERED] = num_buffered
+def _lay_out(table: Int64Array) -> None:
+    """Sorts all buffered samples, with gaps in between."""
+    header, place = table[HEADER], 0
+    slots = np.flatnonzero(table[NUMBERS, : header[TAIL]] >= 0)[::-1]
+    keys = table[LENGTHS + _num_resources(table) + header[SORTED_BY]][slots]
+    order, room = np.argsort(keys, kind="mergesort"), table.shape[1] - len(slots)
+    for i in range(len(order)):
+        table[KEYS, place], table[SLOTS, place] = keys[order[i]], slots[order[i]]
+        place += 1
+        if i % _PER_GAP == 0 and room > 0:
+            table[KEYS, place], table[SLOTS, place] = keys[order[i]], -1
+            place, room = place + 1, room - 1
+    header[NUM_PLACES], header[NUM_MOVED] = place, 0
 
 
 @kernel()
@@ -168,7 +194,8 @@ def _set_price(table: Int64Array) -> None:
     header[PRICE] = 0
     if header[BUFFER_SIZE] < _LEAST_PRICED or capacity > _MAX_PRICED:
         return
-    most = _UNIT * (1 + _WEIGHT) * keys[:num_buffered].sum()
+    keys = keys[: header[NUM_PLACES]][table[SLOTS, : header[NUM_PLACES]] >= 0]
+    most = _UNIT * (1 + _WEIGHT) * keys.sum()
     by_number = _UNIT * (1 + _WEIGHT) * capacity * num_buffered // header[MAX_SAMPLES]
     if by_number > most:
         header[PRICE], most = OF_NUMBER, by_number
@@ -218,9 +245,11 @@ def _search(table: Int64Array, places: int) -> int:
     """
     header, keys, slots = table[HEADER], table[KEYS], table[SLOTS]
     path, best = table[PATH], table[BEST]
-    num, num_buffered = _num_resources(table), header[NUM_BUFFERED]
-    first = _first_not_below(table, num_buffered, 1)
-    if first == num_buffered:
+    num, num_places = _num_resources(table), header[NUM_PLACES]
+    first = _first_not_below(table, num_places, 1)
+    while first < num_places and slots[first] < 0:
+        first += 1
+    if first == num_places:
         return 0
     price, max_steps, each = header[PRICE], header[MAX_STEPS], 0
     capacity, room = header[CAPACITY], table[LENGTHS + 2 * num + header[SORTED_BY], 0]
@@ -230,13 +259,15 @@ def _search(table: Int64Array, places: int) -> int:
     size = best_size = steps = 0
     missing = _worth(price, capacity, room) + each * places
     least = missing + 1
-    place, shortest = num_buffered, keys[first]
+    place, shortest = num_places, keys[first]
     while True:
         # What is left is worth its room at most.
         lost = missing - each * (places - size) - _worth(price, capacity, room)
         if room >= shortest and place > first and size < places and lost < least:
             place = _first_not_below(table, place, room + 1) - 1
-            while num > 1 and place >= first and not _fits(table, slots[place], size):
+            while place >= first and (
+                slots[place] < 0 or (num > 1 and not _fits(table, slots[place], size))
+            ):
                 place -= 1
         else:
             place = first - 1
@@ -255,10 +286,11 @@ def _search(table: Int64Array, places: int) -> int:
             # A shorter sample is worse unless there is room for one more. Another one of the same
             # lengths would lead to the same packs.
             longest = min(key - (num == 1), room - shortest) if size + 1 < places else -1
-            while place >= first and keys[place] > longest:
+            while place >= first and (slots[place] < 0 or keys[place] > longest):
                 place -= 1
             while (num > 1 and place >= first) and (
-                not _fits(table, slots[place], size)
+                slots[place] < 0
+                or not _fits(table, slots[place], size)
                 or (keys[place] == key and _is_same(table, slots[place], last))
             ):
                 place -= 1
@@ -289,10 +321,8 @@ def _scarcest(table: Int64Array) -> int:
 def _sort_by(table: Int64Array, resource: int) -> None:
     header = table[HEADER]
     if resource != header[SORTED_BY]:
-        header[SORTED_BY], header[NUM_BUFFERED] = resource, 0
-        for slot in range(header[TAIL]):
-            if table[NUMBERS, slot] >= 0:
-                _insert(table, slot)
+        header[SORTED_BY] = resource
+        _lay_out(table)
 
 
 @kernel()
@@ -316,7 +346,8 @@ def _choose_place(table: Int64Array, place: int, num_chosen: int) -> int:
         j -= 1
     chosen[j] = slot
     _take(table, slot, 0, 0)
-    _remove(table, place)
+    table[SLOTS, place] = -1
+    table[HEADER, NUM_BUFFERED] -= 1
     return num_chosen + 1
 
 
@@ -351,8 +382,8 @@ def _choose(table: Int64Array) -> int:
     for j in range(num_found):
         num_chosen = _choose_place(table, table[BEST, j], num_chosen)
     # What needs none of the scarcest: texts, where images fill the packs.
-    for place in range(header[NUM_BUFFERED] - 1 if num > 1 else -1, -1, -1):
-        is_allowed = num_chosen < header[MAX_SAMPLES]
+    for place in range(header[NUM_PLACES] - 1 if num > 1 else -1, -1, -1):
+        is_allowed = num_chosen < header[MAX_SAMPLES] and table[SLOTS, place] >= 0
         if is_allowed and _fits(table, table[SLOTS, place], 0):
             num_chosen = _choose_place(table, place, num_chosen)
     return num_chosen
@@ -387,21 +418,25 @@ def is_full(table: Int64Array) -> bool:
     return False
 
 
-@kernel("(int64[:, ::1], int64[:, ::1])")
-def add(table: Int64Array, lengths_NR: Int64Array) -> int:
-    """Numbers, aligns, counts and sorts samples; returns how many.
+@kernel("(int64[:, ::1], int64[:, ::1], int64[::1])")
+def add(table: Int64Array, lengths_NR: Int64Array, numbers_N: Int64Array) -> int:
+    """Aligns, counts and sorts samples, whose numbers rise; returns how many.
 
     Where all slots are taken, it first frees those of samples that have left. It stops if more than
     half are taken even so: a larger table has to be seldom tidied up.
     """
     header, num = table[HEADER], _num_resources(table)
+    num_moved = header[NUM_MOVED] + len(lengths_NR)
+    keeps_order = _PER_GAP * num_moved <= header[NUM_BUFFERED] + _LEAST_MOVED
     for index in range(len(lengths_NR)):
         if header[TAIL] == table.shape[1]:
+            if not keeps_order:
+                _lay_out(table)
             _close_gaps(table)
             if 2 * header[TAIL] > table.shape[1]:
                 return index
         slot = header[TAIL]
-        table[NUMBERS, slot] = header[NUM_ADDED]
+        table[NUMBERS, slot] = numbers_N[index]
         header[NUM_ADDED] += 1
         for r in range(num):
             align, length = header[CAPACITY + num + r], lengths_NR[index, r]
@@ -410,10 +445,16 @@ def add(table: Int64Array, lengths_NR: Int64Array) -> int:
                 length = (length + align - 1) // align * align
             table[LENGTHS + num + r, slot] = length
             header[CAPACITY + 2 * num + r] += length
-        _insert(table, slot)
         header[TAIL] = slot + 1
+        header[NUM_BUFFERED] += 1
+        header[NUM_MOVED] += 1
         # Nothing but the price has to be saved: when the next one is set follows from the number.
-        if num == 1 and header[NUM_ADDED] % header[BUFFER_SIZE] == 0:
+        sets_price = num == 1 and header[NUM_ADDED] % header[BUFFER_SIZE] == 0
+        if keeps_order:
+            _insert(table, slot)
+        elif sets_price or index == len(lengths_NR) - 1:
+            _lay_out(table)
+        if sets_price:
             _set_price(table)
     return len(lengths_NR)
 
@@ -433,9 +474,11 @@ def choose_all(
     table. As soon as more stays free it ends, with samples that are not packed.
     """
     num_samples, num = lengths_NR.shape
+    numbers = np.arange(num_samples)
     while progress[1] < num_samples:
         while progress[0] < num_samples and not is_full(table):
-            if not add(table, lengths_NR[progress[0] : progress[0] + 1]):
+            rows = slice(progress[0], progress[0] + 1)
+            if not add(table, lengths_NR[rows], numbers[rows]):
                 return False
             progress[0] += 1
         num_chosen = choose_next(table)

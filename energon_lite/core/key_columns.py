@@ -7,9 +7,11 @@ an integer, a 1 for a text, and a list for a tuple.
 from __future__ import annotations
 
 import base64
+import copy
 import pickle
 import zlib
-from collections.abc import Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -18,39 +20,59 @@ import numpy as np
 from energon_lite.core.arrays import Int64Array
 
 _INTEGER, _TEXT = 0, 1
-# The keys of sources.
-_LEAF = (_TEXT, _INTEGER, _INTEGER, _INTEGER)
+# The keys of sources: with epoch and index, or with PLACE and a place.
+_LEAF, _PLACED = (_TEXT, _INTEGER, _INTEGER, _INTEGER), (_TEXT, _TEXT, _INTEGER, _INTEGER)
+PLACE = "place"
 _LARGEST = 1 << 63
 # More values than the keys of any buffer have.
 _MAX_VALUES = 1 << 25
 
 
-def as_columns(keys: Sequence[Any], rows: Sequence[Sequence[int]]) -> Any:
+def as_columns(keys: Sequence[Any], rows: Any) -> Any:
     """Returns a table of restore keys and rows of integers as a JSON value.
 
     Args:
         keys: N of them.
-        rows: N rows of equally many integers, of which the first one rises.
+        rows: shape (N, C), integers, of which the first one of each row rises.
 
     Raises:
         TypeError: A value is neither an integer nor a text nor a tuple of those.
         OverflowError: An integer does not fit 64 bits.
     """
-    texts: dict[str, int] = {}
-    tables: dict[Any, list[list[int]]] = {}
-    shapes = []
-    for pair in zip(map(tuple, rows), keys, strict=True):
-        numbers: list[int] = []
-        shapes.append(_shape_of(pair, texts, numbers))
-        tables.setdefault(shapes[-1], []).append(numbers)
-    places = {shape: place for place, shape in enumerate(tables)}
-    columns = chain.from_iterable(np.array(table, np.int64).T for table in tables.values())
-    which = np.array([places[shape] for shape in shapes], np.int64)
-    return {
-        "texts": [*texts],
-        "shapes": [*tables],
-        "columns": [_text_of(column) for column in (which, *columns)],
-    }
+    keys = keys if isinstance(keys, Keys) else Keys.of(keys)
+    rows, texts, all_texts = np.array(rows, np.int64), list[str](), keys.texts
+    if not all(type(text) is str for text in all_texts):
+        raise TypeError("a key has something else than integers and texts")
+    used, which = _numbered(keys.rows[:, 0])
+    first = np.arange(len(rows))
+    columns = [_text_of(which, first), _text_of(rows[:, 0], first)]
+    columns += [_text_of(column, rows[:, 0]) for column in rows.T[1:]]
+    for place, number in enumerate(used):
+        is_own = which == place
+        for column, kind in zip(keys.rows[is_own, 1:].T, _kinds(keys.shapes[number]), strict=False):
+            if kind == _TEXT:
+                names, column = _numbered(column)
+                column += len(texts)
+                texts += [all_texts[name] for name in names]
+            columns.append(_text_of(column, rows[is_own, 0]))
+    shapes = [keys.shapes[number] for number in used]
+    return {"texts": texts, "shapes": shapes, "width": rows.shape[1], "columns": columns}
+
+
+def _numbered(column: Int64Array) -> tuple[list[int], Int64Array]:
+    """Returns the values of a column as they first appear, and the number of each row's value."""
+    values, firsts, inverse = np.unique(column, return_index=True, return_inverse=True)
+    order = np.argsort(firsts)
+    return values[order].tolist(), np.argsort(order)[inverse]
+
+
+def _kinds(shape: Any) -> Iterator[int]:
+    """Yields what a shape has places for."""
+    if type(shape) is int:
+        yield shape
+    else:
+        for own in shape:
+            yield from _kinds(own)
 
 
 def _shape_of(value: Any, texts: dict[str, int], numbers: list[int]) -> Any:
@@ -74,8 +96,8 @@ class KeyTable:
     """
 
     def __init__(self) -> None:
-        self._texts: dict[Any, int] = {}
-        self._shapes: dict[Any, int] = {_LEAF: 0}
+        self._texts: dict[Any, int] = {PLACE: 0}
+        self._shapes: dict[Any, int] = {_LEAF: 0, _PLACED: 1}
         self._words: tuple[int, bytes] = 0, b""
 
     def rows(self, keys: Sequence[Any]) -> Int64Array:
@@ -111,24 +133,90 @@ class KeyTable:
         return len(self._texts) + len(self._shapes)
 
     def words(self) -> bytes:
-        """Returns what `keys_of_rows` needs besides the rows."""
+        """Returns what `Keys` needs besides the rows."""
         size = len(self)
         if size != self._words[0]:
-            texts = [text if type(text) is str else text[2] for text in self._texts]
-            self._words = size, pickle.dumps((texts, [*self._shapes]))
+            self._words = size, pickle.dumps(([*self._texts], [*self._shapes]))
         return self._words[1]
 
 
-def keys_of_rows(words: bytes, rows: Int64Array) -> list[Any]:
-    """Returns the keys of rows of a `KeyTable`, shape (N, W), whose words these are."""
-    texts, shapes = pickle.loads(words)
-    keys: list[Any] = [None] * len(rows)
-    for number in np.unique(rows[:, 0]).tolist():
-        places = np.flatnonzero(rows[:, 0] == number)
-        own = _values_of(shapes[number], iter(rows[places, 1:].T), texts)
-        for place, key in zip(places.tolist(), own, strict=True):
-            keys[place] = key
-    return keys
+class Keys(Sequence[Any]):
+    """Restore keys as rows of a `KeyTable`, made when somebody looks at them.
+
+    Args:
+        words: of the table.
+        rows: shape (N, W).
+    """
+
+    def __init__(self, words: bytes, rows: Int64Array) -> None:
+        self.texts, self.shapes = pickle.loads(words)
+        self.rows = rows
+
+    @classmethod
+    def of(cls, keys: Sequence[Any]) -> Keys:
+        """Returns keys as rows."""
+        table = KeyTable()
+        rows = table.rows(keys)
+        return cls(table.words(), rows)
+
+    def sources(self) -> Iterator[tuple[Any, Int64Array]]:
+        """Yields each source that has a key here, and the places of its keys among all."""
+        is_leaf = self.rows[:, 0] == 0
+        for number in np.unique(self.rows[is_leaf, 1]).tolist():
+            yield self.texts[number], np.flatnonzero(is_leaf & (self.rows[:, 1] == number))
+
+    def placed(self, places_N: Int64Array) -> Keys:
+        """Returns keys that have a place for epoch and index, where it is known and not -1."""
+        own, found = (self.rows[:, 0] == 0) & (places_N >= 0), copy.copy(self)
+        found.rows = self.rows.copy()
+        found.rows[own, 0], found.rows[own, 2], found.rows[own, 3] = 1, 0, places_N[own]
+        return found
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place: Any) -> Any:
+        """Returns a key, or several."""
+        return tuple(self)[place]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields the keys."""
+        keys: list[Any] = [None] * len(self)
+        for number in np.unique(self.rows[:, 0]).tolist():
+            places = np.flatnonzero(self.rows[:, 0] == number)
+            texts = [text if type(text) is str else text[2] for text in self.texts]
+            own = _values_of(self.shapes[number], iter(self.rows[places, 1:].T), texts)
+            for place, key in zip(places.tolist(), own, strict=True):
+                keys[place] = key
+        return iter(keys)
+
+
+class KeyedFields(Mapping[str, Any]):
+    """The fields of a snapshot, of which `keys` and `rows` are made when somebody looks at them.
+
+    Args:
+        known: the other fields.
+    """
+
+    def __init__(self, known: dict[str, Any]) -> None:
+        self.known = known
+
+    @abstractmethod
+    def table(self) -> tuple[Keys, Int64Array]:
+        """Returns N keys, and their rows, shape (N, C)."""
+
+    def __getitem__(self, name: str) -> Any:
+        """Returns a field."""
+        if name == "keys":
+            return tuple(self.table()[0])
+        return tuple(map(tuple, self.table()[1].tolist())) if name == "rows" else self.known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Yields the names."""
+        yield from (*self.known, "keys", "rows")
+
+    def __len__(self) -> int:
+        return len(self.known) + 2
 
 
 def from_columns(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -137,22 +225,30 @@ def from_columns(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     Raises:
         TypeError, ValueError, LookupError, AttributeError, zlib.error: It is corrupt.
     """
-    if sum(entry[1] for entry in value["columns"]) > _MAX_VALUES:
+    entries, width, texts, shapes = map(value.get, ("columns", "width", "texts", "shapes"))
+    if sum(entry[1] for entry in entries) > _MAX_VALUES:
         raise ValueError(f"more than {_MAX_VALUES:,} numbers")
-    columns = map(_column_of, value["columns"])
-    try:
-        which = next(columns).tolist()
-        values = [_values_of(shape, columns, value["texts"]) for shape in value["shapes"]]
-        parts = [*map(iter, values)]
-        pairs = sorted([next(parts[place]) for place in which])
-    except StopIteration:
-        raise ValueError("too few columns, or values in one") from None
-    if len(pairs) < sum(map(len, values)):
-        raise ValueError("too many values in a column")
-    return tuple([key for _, key in pairs]), tuple([row for row, _ in pairs])
+    if len(entries) != 1 + width + sum(1 for _ in _kinds(shapes)) or width < 1:
+        raise ValueError("too many columns, or too few")
+    if not all(type(text) is str for text in texts):
+        raise ValueError("a text is none")
+    first = np.arange(entries[0][1])
+    which, numbers = _column_of(entries[0], first), _column_of(entries[1], first)
+    rows = [numbers, *(_column_of(entry, numbers) for entry in entries[2 : 1 + width])]
+    keys: list[Any] = [None] * len(which)
+    rest = iter(entries[1 + width :])
+    for place, shape in enumerate(shapes):
+        at = np.flatnonzero(which == place)
+        along = numbers[at]
+        own = (_column_of(entry, along) for entry in rest)
+        for row, key in zip(at.tolist(), _values_of(shape, own, texts), strict=True):
+            keys[row] = key
+    if None in keys:
+        raise ValueError("a key has no shape")
+    return tuple(keys), tuple(zip(*(column.tolist() for column in rows), strict=True))
 
 
-def _values_of(shape: Any, columns: Iterator[Int64Array], texts: list[str]) -> list[Any]:
+def _values_of(shape: Any, columns: Iterator[Int64Array], texts: list[Any]) -> list[Any]:
     """Returns the values of a shape, of the next columns."""
     if isinstance(shape, (list, tuple)):
         return list(zip(*[_values_of(own, columns, texts) for own in shape], strict=True))
@@ -160,17 +256,25 @@ def _values_of(shape: Any, columns: Iterator[Int64Array], texts: list[str]) -> l
     return [*map(texts.__getitem__, numbers)] if shape == _TEXT else numbers
 
 
-def _text_of(column: Int64Array) -> list[Any]:
-    """Returns the shortest of: a column, its steps, its ranks."""
-    steps = np.diff(column, prepend=0)
-    found: list[list[Any]] = [["values", *_planes(column)], ["steps", *_planes(steps)]]
-    if min(map(len, found)) > 3:
+def _text_of(column: Int64Array, along: Int64Array) -> list[Any]:
+    """Returns the shortest of: a column, its steps, those beside a rising column, its ranks."""
+    if not len(column):
+        return ["values", 0]
+    # Draws and places of samples rise with the numbers of samples, but where some are skipped.
+    slope = int(np.median(np.diff(column) // np.diff(along))) if len(column) > 1 else 0
+    forms = {
+        "values": column,
+        "steps": np.diff(column, prepend=0),
+        "along": np.diff(column - slope * along, prepend=0),
+    }
+    bits = {form: float(np.log2(1.0 + np.abs(own)).mean()) for form, own in forms.items()}
+    form = min(bits, key=bits.__getitem__)
+    if bits[form] > np.log2(len(column)):
         # Indexes of a buffer lie close together in a large set, though in any order.
         order = np.argsort(column, kind="stable")
         rising = np.diff(column[order], prepend=0)
-        found.append(["ranks", _planes(rising), _planes(np.argsort(order))])
-    form, *planes = min(found, key=lambda entry: len(str(entry)))
-    return [form, len(column), *planes]
+        return ["ranks", len(column), _planes(rising), _planes(np.argsort(order))]
+    return [form, len(column), *([slope] if form == "along" else []), *_planes(forms[form])]
 
 
 def _planes(numbers: Int64Array) -> list[str]:
@@ -187,11 +291,14 @@ def _compressed(raw: bytes) -> bytes:
     return writer.compress(raw) + writer.flush()
 
 
-def _column_of(entry: list[Any]) -> Int64Array:
+def _column_of(entry: list[Any], along: Int64Array) -> Int64Array:
     form, size, *planes = entry
     if form == "ranks":
-        rising = _column_of(["steps", size, *planes[0]])
-        return rising[_column_of(["values", size, *planes[1]])]
+        rising = _column_of(["steps", size, *planes[0]], along)
+        return rising[_column_of(["values", size, *planes[1]], along)]
+    if form == "along":
+        rest = _column_of(["steps", size, *planes[1:]], along)
+        return rest + np.int64(planes[0]) * along[:size]
     words = np.zeros((size, 8), np.uint8)
     for place, text in enumerate(planes):
         raw = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), size + 1)

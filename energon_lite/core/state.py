@@ -25,7 +25,7 @@ from energon_lite.core.errors import (
     StateError,
     describe,
 )
-from energon_lite.core.key_columns import as_columns, from_columns
+from energon_lite.core.key_columns import KeyedFields, as_columns, from_columns
 
 JSON = Union[None, bool, int, float, str, "list[JSON]", "dict[str, JSON]"]
 RestoreKey = tuple[Any, ...]
@@ -253,40 +253,44 @@ class Snapshot:
         below = inner.values() if isinstance(inner, dict) else inner
         fields = {
             name: _checked_field(entry, name, value["stage"])
-            for name, entry in _without_columns(value).items()
-            if name not in ("stage", "inner")
+            for name, entry in value.items()
+            if name not in ("stage", "inner", _COLUMNS)
         }
+        fields.update(_of_columns(value))
         return cls(value["stage"], fields, tuple(map(cls.from_json, below)), names)
 
 
 def _with_columns(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns fields in which the keys and rows of many buffered samples are columns."""
-    value = dict(fields)
-    keys, rows = value.get("keys", ()), value.get("rows", ())
+    keys: Any
+    if isinstance(fields, KeyedFields):
+        rest, (keys, rows) = fields.known, fields.table()
+    else:
+        rest, keys, rows = dict(fields), fields.get("keys", ()), fields.get("rows", ())
     if len(keys) >= _MANY and len(keys) == len(rows):
         # Keys that have something else than integers and texts stay as they are.
         with suppress(TypeError, ValueError, OverflowError):
-            value[_COLUMNS] = as_columns(keys, rows)
-            del value["keys"], value["rows"]
-    return value
+            columns = as_columns(keys, rows)
+            rest = {name: value for name, value in rest.items() if name not in ("keys", "rows")}
+            return {**rest, _COLUMNS: columns}
+    return dict(fields)
 
 
-def _without_columns(value: dict[str, Any]) -> dict[str, Any]:
-    """Returns fields with keys and rows in place of columns.
+def _of_columns(value: dict[str, Any]) -> dict[str, Any]:
+    """Returns the keys and rows of a snapshot that has columns of them.
 
     Raises:
         StateError: The columns are corrupt.
     """
     if _COLUMNS not in value:
-        return value
+        return {}
     try:
         keys, rows = from_columns(value[_COLUMNS])
     except (TypeError, ValueError, LookupError, AttributeError, RuntimeError, zlib.error) as error:
         raise StateError(
             f"{_COLUMNS!r} of stage {value['stage']!r} are corrupt: {describe(error)[:200]}"
         ) from error
-    rest = {name: entry for name, entry in value.items() if name != _COLUMNS}
-    return {**rest, "keys": keys, "rows": rows}
+    return {"keys": keys, "rows": rows}
 
 
 def _plain(value: Any) -> Any:

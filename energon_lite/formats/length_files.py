@@ -3,12 +3,14 @@
 It lies beside the metadata, in `.nv-meta/energon_lite/lengths/NAME`, that of a file `x` of samples
 in `x.lengths/NAME`; or, where NAME is an absolute path, in a folder below it named as the
 dataset's `index.uuid`, so that data may be read-only.
-`PART.npy` has the tokens, `PART.RESOURCE.npy` the lengths in another resource, `PART.json`
-names the data, and what measured them. A sample that was skipped or failed has length 0.
+`PART.npy` has the tokens, `PART.RESOURCE.npy` the lengths in another resource, each in the smallest
+unsigned type; `PART.json` names the data, and what measured them, and sums the lengths up, so that
+opening an index reads none of them. A sample that was skipped or failed has length 0.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import zlib
@@ -29,6 +31,9 @@ TOKENS = "tokens"
 _MAX_FACTS_BYTES = 1 << 20
 _LEFT_SEC = 60.0  # no process writes any more to a temporary file of this age
 _MAX_LENGTH = 1 << 40  # sums of lengths must not overflow
+# In these types nothing is out of range, so that nobody has to look.
+_SMALL = (np.dtype("<u2"), np.dtype("<u4"))
+_BLOCK = 1 << 20
 
 
 def lengths_path(root: PurePath, part: str, name: str, resource: str = TOKENS) -> PurePath:
@@ -116,12 +121,16 @@ def write_lengths(
     files.remove_leftovers(path.parent, names, _LEFT_SEC)
     # Until all is written there is no index: lengths without their facts are none.
     files.remove(facts)
+    sums = {}
     for resource, array in arrays.items():
+        found = np.asarray(array, dtype=np.int64)
+        sums[resource] = _summed(found)
+        fits = [kind for kind in _SMALL if sums[resource]["max"] >> 8 * kind.itemsize == 0]
         with files.new_file(targets[resource]) as file:
-            np.save(file, np.asarray(array, dtype=np.int64), allow_pickle=False)
+            np.save(file, found.astype(fits[0]) if fits else found, allow_pickle=False)
     written = {
         "data": data, "samples": len(arrays[TOKENS]), "resources": list(arrays),
-        "encoder": encoder,
+        "encoder": encoder, "sums": sums,
     }  # fmt: skip
     files.write_atomically(facts, json.dumps(written).encode())
     return path
@@ -131,8 +140,35 @@ def _load_facts(root: PurePath, part: str, name: str) -> Any:
     return json.loads(files.read_file(_facts_path(root, part, name), _MAX_FACTS_BYTES))
 
 
+def _summed(lengths: Int64Array) -> dict[str, Any]:
+    """Returns a hash of lengths that is the same in any type, the least, the largest, the mean."""
+    digest, total = hashlib.blake2b(digest_size=16), 0
+    for first in range(0, len(lengths), _BLOCK):
+        block = np.ascontiguousarray(lengths[first : first + _BLOCK], dtype="<i8")
+        digest.update(block.data)
+        total += int(block.sum())
+    ends = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
+    mean = total / max(1, len(lengths))
+    return {"hash": digest.hexdigest(), "min": ends[0], "max": ends[1], "mean": mean}
+
+
+def sums_of(facts: Mapping[str, Any], resource: str, lengths: Int64Array) -> tuple[str, float]:
+    """Returns the hash and the mean of lengths; they are read if an older version wrote the index.
+
+    Args:
+        facts: of the index.
+        resource: which lengths.
+        lengths: the lengths.
+    """
+    sums = facts.get("sums")
+    own = sums.get(resource) if isinstance(sums, dict) else None
+    if not isinstance(own, dict) or not {"hash", "mean"} <= own.keys():
+        own = _summed(lengths)
+    return str(own["hash"]), float(own["mean"])
+
+
 def read_facts(root: PurePath, part: str, name: str) -> dict[str, Any] | None:
-    """Returns the facts of an index: `data`, `samples`, `resources`, `encoder`; or None."""
+    """Returns the facts of an index: `data`, `samples`, `resources`, `encoder`, `sums`; or None."""
     try:
         facts = _load_facts(root, part, name)
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
@@ -156,7 +192,8 @@ def read_lengths(
         resource: which lengths.
 
     Returns:
-        The length of each sample, shape (N,); memory-mapped if they are many.
+        The length of each sample, shape (N,), int64, uint32 or uint16; memory-mapped if they are
+        many.
 
     Raises:
         FileNotFoundError: There is no such index.
@@ -186,7 +223,12 @@ def read_lengths(
 
 def _problem(facts: Any, lengths: Int64Array, num_samples: int, data: str) -> str:
     """Describes why an index cannot be used; empty if it can."""
-    if not isinstance(facts, dict) or lengths.ndim != 1 or lengths.dtype != np.int64:
+    is_small = lengths.dtype in _SMALL
+    if (
+        not isinstance(facts, dict)
+        or lengths.ndim != 1
+        or not (is_small or lengths.dtype == np.int64)
+    ):
         return f"no length index, but {lengths.dtype} of shape {lengths.shape}"
     counts = [facts.get("samples"), len(lengths)]
     wrong = dict.fromkeys(f"{count!s:.40}" for count in counts if count != num_samples)
@@ -195,7 +237,7 @@ def _problem(facts: Any, lengths: Int64Array, num_samples: int, data: str) -> st
             f"the length index is of {' and '.join(wrong)} samples, the split part has "
             f"{num_samples} now"
         )
-    if lengths.min(initial=0) < 0 or lengths.max(initial=0) > _MAX_LENGTH:
+    if not is_small and (lengths.min(initial=0) < 0 or lengths.max(initial=0) > _MAX_LENGTH):
         return f"lengths of {lengths.min()} to {lengths.max()} are those of no sample"
     if facts.get("data") != data:
         return (

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from energon_lite.core.arrays import Int64Array
-from energon_lite.core.dataset import Cursor, SavableDataset, SourceFacts, Traits
+from energon_lite.core.dataset import AnyDataset, Cursor, SavableDataset, SourceFacts, Traits
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON, Names, RestoreKey, Snapshot
 from energon_lite.core.stream_context import replaying
@@ -177,6 +177,14 @@ class WebdatasetSource(SavableDataset[T]):
             "seed_offset": self.order.seed,
             **self.settings,
         }
+
+
+def sources_in(dataset: AnyDataset) -> Iterator[WebdatasetSource[Any]]:
+    """Yields the sources of a pipeline."""
+    if isinstance(dataset, WebdatasetSource):
+        yield dataset
+    for child in dataset.children:
+        yield from sources_in(child)
 
 
 class SourceRefs(RefOrder):

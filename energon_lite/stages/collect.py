@@ -25,6 +25,7 @@ from energon_lite.core.stream_context import (
 )
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import SKIPPED, describe_input
+from energon_lite.stages.key_places import KeyPlaces
 from energon_lite.stages.sample_buffer import SampleBuffer
 
 # What a collector gets of a sample, the whole of it or a part: restore key, group, and lengths of
@@ -260,7 +261,7 @@ class CollectCursor(Cursor[Any]):
         self._inner: Cursor[Any] = spec.dataset.cursor(stream)
         self._units = spec.units(self._inner)
         self.collector = spec.collector(stream, self)
-        self._buffer = SampleBuffer(spec.num_lengths)
+        self._buffer = SampleBuffer(spec.num_lengths, KeyPlaces(spec.dataset, stream))
         self._groups = {group: number for number, group in enumerate(spec.groups_from_start)}
         self._kept: frozenset[int] = frozenset()
         self._num_read = self._num_repeated = 0
@@ -418,7 +419,8 @@ class CollectCursor(Cursor[Any]):
         has_ended = bool(snapshot.count("ended"))
         keys, groups, rows, counts = map(snapshot.field, ("keys", "groups", "rows", "counts"))
         collector = spec.collector(self._stream, self)
-        width, buffer = spec.num_lengths + 2, SampleBuffer(spec.num_lengths)
+        width, places = spec.num_lengths + 2, KeyPlaces(spec.dataset, self._stream)
+        buffer = SampleBuffer(spec.num_lengths, places)
         try:
             rows = np.array(rows, np.int64).reshape(len(keys), width + collector.num_columns)
             numbers, in_group = rows[:, 0], rows[:, 1]
@@ -432,8 +434,8 @@ class CollectCursor(Cursor[Any]):
             for key in keys:
                 if not isinstance(key, tuple) or not key:
                     raise ValueError(f"{key!r:.80} is no restore key")
-            units = zip(*map(np.ndarray.tolist, samples), keys, strict=True)
-            buffer.add([*units], [SKIPPED] * len(keys))
+            keys, found = places.restored(keys)
+            buffer.restore([*zip(*map(np.ndarray.tolist, samples), keys, strict=True)], found)
         except (TypeError, ValueError, LookupError, OverflowError) as error:
             raise StateError(
                 f"The checkpoint's stage {spec.name!r} is invalid: {error}. Use another one."

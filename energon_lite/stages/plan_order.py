@@ -7,7 +7,7 @@ which that is known can be read and encoded on its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
@@ -26,7 +26,7 @@ from energon_lite.core.stream_context import StreamContext, context_of, current_
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED, unskipped
 from energon_lite.sources.refs import RefOrder, Refs
-from energon_lite.sources.source import WebdatasetSource
+from energon_lite.sources.source import WebdatasetSource, sources_in
 from energon_lite.stages.blend import BlendDataset
 from energon_lite.stages.by_source import in_order
 from energon_lite.stages.collect import name_of
@@ -72,14 +72,6 @@ def keys_of(refs: DrawnRefs, names: Sequence[str]) -> list[RestoreKey]:
     """Returns the restore keys of samples."""
     sources, *rest = (column.tolist() for column in refs)
     return list(zip((names[number] for number in sources), *rest, strict=True))
-
-
-def sources_in(dataset: AnyDataset) -> Iterator[WebdatasetSource[Any]]:
-    """Yields the sources of a pipeline."""
-    if isinstance(dataset, WebdatasetSource):
-        yield dataset
-    for child in dataset.children:
-        yield from sources_in(child)
 
 
 def order_of(dataset: AnyDataset) -> AnyDataset:

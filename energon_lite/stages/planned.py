@@ -28,8 +28,9 @@ from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import Cost, StreamContext, context_of, current_context
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED
+from energon_lite.formats.length_files import sums_of
 from energon_lite.sources.reading import facts_of
-from energon_lite.sources.source import WebdatasetSource
+from energon_lite.sources.source import WebdatasetSource, sources_in
 from energon_lite.stages.collect import ListDataset, count_dropped
 from energon_lite.stages.plan_order import (
     NO_REFS,
@@ -40,7 +41,6 @@ from energon_lite.stages.plan_order import (
     joined,
     keys_of,
     order_of,
-    sources_in,
 )
 from energon_lite.stages.token_lengths import MeasureDataset
 
@@ -193,11 +193,13 @@ class PlannedDataset(ListDataset[list[Any]]):
     def _totals(self) -> tuple[str, dict[str, float]]:
         """Returns a hash of all lengths, and the mean tokens of a sample by source."""
         digest, means = hashlib.blake2b(digest_size=16), {}
-        for name in sorted(self.webdatasets):
-            columns = self.lengths(name)
-            for lengths in columns:
-                digest.update(np.ascontiguousarray(lengths, dtype="<i8").data)
-            means[name] = float(columns[0].mean()) if len(columns[0]) else 0.0
+        for name, source in sorted(self.webdatasets.items()):
+            facts = source.stored_facts(self.index)
+            columns = dict(zip(self._stored(source), self.lengths(name), strict=True))
+            found = [sums_of(facts, *column) for column in columns.items()]
+            for own, _ in found:
+                digest.update(own.encode())
+            means[name] = found[0][1]
         return digest.hexdigest(), means
 
     @property

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from energon_lite.batching.collector import CollectorState, Samples
 from energon_lite.core.arrays import Int64Array
-from energon_lite.core.key_columns import KeyTable, keys_of_rows
+from energon_lite.core.key_columns import KeyedFields, Keys, KeyTable
 from energon_lite.core.state import MAX_COUNT, RestoreKey
+from energon_lite.core.user_function import SKIPPED
+from energon_lite.stages.key_places import KeyPlaces
 
 # Number, group, lengths and restore key of a sample.
 Unit = tuple[int, int, Sequence[int], RestoreKey]
-# Rows of a small buffer.
-_FEWEST = 256
+# Rows of a small buffer; and samples whose places are looked for together, at least.
+_FEWEST, _MANY = 256, 1024
 
 
 class SampleBuffer:
     """Samples by number, with their restore keys, groups and lengths.
 
-    Each has a row: number, group, lengths, and what a `KeyTable` makes of its key. Rows are added
-    and never changed, so that a snapshot is a view of them. It has rows of samples that were taken
-    since, too, which its reader omits; when there is no room, they are left behind in a new array.
+    Each has a row: number, group, lengths, the number of the first snapshot that lacks it, its
+    place in the order of its source or -1, and what a `KeyTable` makes of its key. Rows are added,
+    and change when their sample is taken, or its place is found; so a snapshot is a view of them,
+    with its own number: what was taken later is still in it. When there is no room, rows of samples
+    that were taken are left behind in a new array.
 
     Args:
         num_lengths: R, the resources of a sample.
+        places: finds places; None to find none.
 
     Attributes:
         samples: by number, rising, as the next one.
@@ -34,14 +39,16 @@ class SampleBuffer:
         new: those without a row.
     """
 
-    def __init__(self, num_lengths: int) -> None:
+    def __init__(self, num_lengths: int, places: KeyPlaces | None = None) -> None:
         self.samples: dict[int, Any] = {}
         self.keys: dict[int, RestoreKey] = {}
         self.new: list[Unit] = []
-        self._first_key = 2 + num_lengths
+        self._gone: list[int] = []  # since the last snapshot
+        self._at = 2 + num_lengths
         self._table = KeyTable()
-        self._array = np.empty((0, self._first_key + 1), np.int64)
-        self._num_rows = 0
+        self._array = np.empty((0, self._at + 7), np.int64)  # of keys of sources
+        self._num_rows = self._num_snapshots = 0
+        self._places, self._sought = places, 0  # of samples up to this number
 
     def add(self, units: Sequence[Unit], samples: Sequence[Any]) -> None:
         """Adds samples; they get rows before the next snapshot."""
@@ -49,16 +56,22 @@ class SampleBuffer:
             self.keys[unit[0]], self.samples[unit[0]] = unit[3], sample
         self.new += units
 
+    def restore(self, units: Sequence[Unit], places: Sequence[int]) -> None:
+        """Adds samples that are re-created when they are taken, at known places or -1."""
+        self.add(units, [SKIPPED] * len(units))
+        self._sought = 1 + next(reversed(self.keys), -1)
+        self.rows()[:, self._at + 1] = places
+
     def _add_rows(self, keys: Sequence[RestoreKey], *columns: Any) -> None:
-        own, at = self._table.rows(keys), self._first_key
-        start, stop, width = self._num_rows, self._num_rows + len(keys), at + own.shape[1]
+        own, at = self._table.rows(keys), self._at
+        start, stop, width = self._num_rows, self._num_rows + len(keys), at + 2 + own.shape[1]
         if stop > len(self._array) or width > self._array.shape[1]:
             self._make_room(len(keys), width)
             own = self._table.rows(keys)  # the table may be another one
             start, stop = self._num_rows, self._num_rows + len(keys)
         rows = self._array[start:stop]
         rows[:, 0], rows[:, 1], rows[:, 2:at] = columns
-        rows[:, at:width] = own
+        rows[:, at], rows[:, at + 1], rows[:, at + 2 : width] = MAX_COUNT, -1, own
         self._num_rows = stop
 
     def _make_room(self, num: int, width: int) -> None:
@@ -69,8 +82,8 @@ class SampleBuffer:
         if len(self._table) > len(old) + _FEWEST:  # entries of keys that were taken pile up
             self._table = KeyTable()
             keys = self._table.rows([self.keys[number] for number in old[:, 0].tolist()])
-            old = np.column_stack([old[:, : self._first_key], keys])
-        width = max(width, old.shape[1])
+            old = np.column_stack([old[:, : self._at + 2], keys])
+        width = max(width, old.shape[1], self._array.shape[1])
         self._array = np.zeros((max(_FEWEST, 2 * (len(old) + num)), width), np.int64)
         self._array[: len(old), : old.shape[1]] = old
         self._num_rows = len(old)
@@ -78,6 +91,7 @@ class SampleBuffer:
     def taken(self, numbers: Iterable[int]) -> tuple[list[RestoreKey], list[Any]]:
         """Returns keys and samples, and forgets them."""
         numbers = list(numbers)
+        self._gone += numbers
         return list(map(self.keys.pop, numbers)), list(map(self.samples.pop, numbers))
 
     def rows(self) -> Int64Array:
@@ -87,44 +101,58 @@ class SampleBuffer:
             self.new = []
             self._add_rows(keys, *columns)
         rows = self._array[: self._num_rows]
+        if self._gone and len(rows):
+            gone, self._gone = np.array(self._gone), []
+            places = np.minimum(np.searchsorted(rows[:, 0], gone), len(rows) - 1)
+            # Others were left behind.
+            rows[places[rows[places, 0] == gone], self._at] = self._num_snapshots
+        new = rows[np.searchsorted(rows[:, 0], self._sought) :]
+        if self._places is not None and len(new) > max(_MANY, len(self.keys) // 8):
+            keys, self._sought = (
+                Keys(self._table.words(), new[:, self._at + 2 :]),
+                int(new[-1, 0]) + 1,
+            )
+            for name, own in keys.sources():
+                new[own, self._at + 1] = self._places.places(name, *keys.rows[own, 2:4].T)
         return rows[np.searchsorted(rows[:, 0], next(iter(self.keys), MAX_COUNT)) :]
 
     def rows_of(self, numbers: Sequence[int]) -> Samples:
         """Returns what is known of some of the samples."""
         rows = self.rows()
         rows = rows[np.searchsorted(rows[:, 0], numbers)]
-        return Samples(rows[:, 0], rows[:, 1], rows[:, 2 : self._first_key])
+        return Samples(rows[:, 0], rows[:, 1], rows[:, 2 : self._at])
 
     def fields(self, known: dict[str, Any], state: CollectorState) -> SnapshotFields:
         """Returns the fields of a snapshot: what is known, what is buffered, and the collector's.
 
         It costs the same for any number of samples.
         """
-        rows, words = self.rows(), self._table.words()
-        return SnapshotFields(known, state, rows, words, self._first_key)
+        rows, words, number = self.rows(), self._table.words(), self._num_snapshots
+        self._num_snapshots += 1
+        return SnapshotFields(known, state, rows, words, self._at, number)
 
 
-class SnapshotFields(Mapping[str, Any]):
+class SnapshotFields(KeyedFields):
     """The fields of a snapshot; keys and rows are made when somebody looks at them."""
 
     def __init__(
-        self, known: dict[str, Any], state: CollectorState, rows: Int64Array, words: bytes, at: int
+        self,
+        known: dict[str, Any],
+        state: CollectorState,
+        rows: Int64Array,
+        words: bytes,
+        at: int,
+        number: int,
     ) -> None:
-        self._known = {**known, "counts": state.counts}
-        self._state, self._rows, self._words, self._first_key = state, rows, words, at
+        super().__init__({**known, "counts": state.counts})
+        self._state, self._rows, self._words, self._at, self._number = (
+            state, rows, words, at, number,
+        )  # fmt: skip
 
-    def __getitem__(self, name: str) -> Any:
-        if name not in ("keys", "rows"):
-            return self._known[name]
-        own = self._state.rows()
-        rows = self._rows[np.searchsorted(self._rows[:, 0], own[:, 0])]
-        if name == "keys":
-            return tuple(keys_of_rows(self._words, rows[:, self._first_key :]))
-        columns = np.column_stack([rows[:, : self._first_key], own[:, 1:]])
-        return tuple(map(tuple, columns.tolist()))
-
-    def __iter__(self) -> Iterator[str]:
-        yield from (*self._known, "keys", "rows")
-
-    def __len__(self) -> int:
-        return len(self._known) + 2
+    def table(self) -> tuple[Keys, Int64Array]:
+        """Returns the restore keys; and number, group, lengths and the collector's columns."""
+        numbers, at = self._rows[:, 0], self._at
+        own = self._state.rows(numbers[self._rows[:, at] > self._number])
+        rows = self._rows[np.searchsorted(numbers, own[:, 0])]
+        keys = Keys(self._words, rows[:, at + 2 :]).placed(rows[:, at + 1])
+        return keys, np.column_stack([rows[:, :at], own[:, 1:]])

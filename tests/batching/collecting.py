@@ -84,7 +84,7 @@ class Run:
     def resume(self, removed: Callable[[int], bool] | None = None) -> None:
         """Goes on with another collector, from the state of this one."""
         state = self.collector.state()
-        counts, rows = state.counts, state.rows()
+        counts, rows = state.counts, state.rows(sorted(self.buffered))
         numbers, columns = rows[:, 0], rows[:, 1:]
         assert set(numbers.tolist()) == self.buffered | self.kept
         assert len(set(numbers.tolist())) == len(numbers)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.core.errors import StateError
-from energon_lite.core.key_columns import KeyTable, as_columns, from_columns, keys_of_rows
+from energon_lite.core.key_columns import Keys, KeyTable, as_columns, from_columns
 from energon_lite.core.state import Snapshot
 
 from ..conftest import examples
@@ -127,7 +127,7 @@ def test_keys_come_back_from_rows_of_a_table(keys: list[list[Any]]) -> None:
     table = KeyTable()
     rows = [table.rows(own) for own in keys]
     for own, of_keys in zip(rows, keys, strict=True):
-        assert keys_of_rows(table.words(), own) == of_keys
+        assert [*Keys(table.words(), own)] == of_keys
 
 
 ODD: list[Any] = [
@@ -140,5 +140,5 @@ ODD: list[Any] = [
 def test_a_table_has_keys_with_other_values_as_a_whole(keys: list[Any]) -> None:
     table = KeyTable()
     rows = table.rows(keys)
-    found = keys_of_rows(table.words(), rows)
+    found = [*Keys(table.words(), rows)]
     assert list(map(repr, found)) == list(map(repr, keys))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,13 @@ import numpy as np
 import pytest
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.formats.length_files import lengths_path, read_facts, read_lengths, write_lengths
+from energon_lite.formats.length_files import (
+    lengths_path,
+    read_facts,
+    read_lengths,
+    sums_of,
+    write_lengths,
+)
 
 from ..helpers import is_mapped
 
@@ -24,10 +31,36 @@ def root(tmp_path: Path) -> Path:
 def test_lengths_are_read_as_they_were_written(root) -> None:
     found = read_lengths(root, "train", "tok", 3, "abc")
     assert found.tolist() == [3, 1, 4]
-    assert found.dtype == np.int64
     path = root / ".nv-meta" / "energon_lite" / "lengths" / "tok" / "train.npy"
     assert lengths_path(root, "train", "tok") == path
     assert sorted(p.name for p in path.parent.iterdir()) == ["train.json", "train.npy"]
+
+
+@pytest.mark.parametrize(
+    ("largest", "kind"),
+    [(0, "u2"), (65_535, "u2"), (65_536, "u4"), (2**32 - 1, "u4"), (2**32, "i8"), (2**40, "i8")],
+)
+def test_lengths_are_kept_in_the_smallest_type(tmp_path, largest, kind) -> None:
+    write_lengths(tmp_path, "train", "tok", np.array([1, largest, 0]), "abc")
+    found = read_lengths(tmp_path, "train", "tok", 3, "abc")
+    assert found.tolist() == [1, largest, 0]
+    assert found.dtype == np.dtype(f"<{kind}")
+
+
+def test_hash_and_mean_are_those_of_an_index_of_an_older_version(root, monkeypatch) -> None:
+    facts = read_facts(root, "train", "tok")
+    older = {name: value for name, value in facts.items() if name != "sums"}
+    lengths_path(root, "train", "tok").with_suffix(".json").write_text(json.dumps(older))
+    np.save(lengths_path(root, "train", "tok"), np.array([3, 1, 4], np.int64))
+    lengths = read_lengths(root, "train", "tok", 3, "abc")
+    assert lengths.dtype == np.int64
+    expected = sums_of(older, "tokens", lengths)
+    assert expected[1] == pytest.approx(8 / 3)
+    # Of a new one no length is read.
+    assert sums_of(facts, "tokens", None) == expected  # type: ignore[arg-type]
+    assert [facts["sums"]["tokens"][name] for name in ("min", "max")] == [1, 4]
+    for broken in (3, {"tokens": 3}, {"tokens": {"mean": 3}}):
+        assert sums_of({"sums": broken}, "tokens", lengths) == expected
 
 
 @pytest.mark.parametrize("most", [0, 1 << 20])

@@ -93,7 +93,7 @@ def root(template: Path, tmp_path: Path) -> Path:
 
 def stored(root: Path, name: str = "default", resource: str = "tokens") -> list[int]:
     array = np.load(lengths_path(root, "train", name, resource), allow_pickle=False)
-    assert array.dtype == np.int64
+    assert array.dtype == np.uint16
     return array.tolist()  # type: ignore[no-any-return]
 
 

@@ -31,7 +31,8 @@ from energon_lite.formats.shards import ShardReader
 from energon_lite.formats.sqlite import sample_indices
 from energon_lite.metadataset.build import build_training, build_validation
 from energon_lite.metadataset.read import is_metadataset, split_names
-from energon_lite.stages.plan_order import NO_REFS, OrderReader, joined, order_of, sources_in
+from energon_lite.sources.source import sources_in
+from energon_lite.stages.plan_order import NO_REFS, OrderReader, joined, order_of
 from energon_lite.storage import files
 from energon_lite.storage.local_paths import local_path
 
@@ -244,7 +245,9 @@ class SplitBrowser:
                     with suppress(OSError, DatasetFormatError):  # an index of other data
                         whole = source.stored_lengths(name, resource)
                         own = whole[order.first : order.first + order.num_samples]
-                        found.setdefault(f"{resource}, index {name}", []).append(own[own > 0])
+                        found.setdefault(f"{resource}, index {name}", []).append(
+                            own[own > 0].astype(np.int64)
+                        )
         return {name: np.concatenate(own) for name, own in found.items()}
 
     def search(
