@@ -108,12 +108,10 @@ class SampleBuffer:
             rows[places[rows[places, 0] == gone], self._at] = self._num_snapshots
         new = rows[np.searchsorted(rows[:, 0], self._sought) :]
         if self._places is not None and len(new) > max(_MANY, len(self.keys) // 8):
-            keys, self._sought = (
-                Keys(self._table.words(), new[:, self._at + 2 :]),
-                int(new[-1, 0]) + 1,
-            )
-            for name, own in keys.sources():
-                new[own, self._at + 1] = self._places.places(name, *keys.rows[own, 2:4].T)
+            self._sought = int(new[-1, 0]) + 1
+            found = Keys(self._table.words(), new[:, self._at + 2 :])
+            for name, own in found.sources():
+                new[own, self._at + 1] = self._places.places(name, *found.rows[own, 2:4].T)
         return rows[np.searchsorted(rows[:, 0], next(iter(self.keys), MAX_COUNT)) :]
 
     def rows_of(self, numbers: Sequence[int]) -> Samples:
