@@ -64,7 +64,7 @@ def _is_count(value: Any) -> bool:
 
 def _is_column(value: Any) -> bool:
     if isinstance(value, np.ndarray):
-        return value.dtype == np.int64
+        return bool(value.dtype == np.int64)
     is_right = type(value) is tuple and {*map(type, value)} <= {int}
     return is_right and (not value or max(map(abs, value)) <= MAX_COUNT)
 

@@ -39,7 +39,7 @@ class BlendRefs(RefOrder):
         most, sources = max(1, min(_MOST_ORDERED, _ORDERED_OF_ALL // len(spec.leaves))), spec.leaves
         self.order_of = cache(lambda i: OrderAhead(sources[i].order.stream(stream), most))
         self._chooser = chooser
-        self._about = {
+        self._about: dict[str, Any] = {
             "counted": chooser.order.is_counted, "order": hash_of(spec.key, spec.labels),
             "stream": (stream.index, stream.num_streams, stream.pass_index),
         }  # fmt: skip
