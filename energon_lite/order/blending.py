@@ -314,9 +314,9 @@ class _Lookup:
 
         def behind(children: Int64Array) -> Float64Array:
             """Returns how far their bounds lie behind the numbers, not divided."""
-            sums = left[children] * (1 - part) + right[children] * part
-            rest: Float64Array = sums - numbers * (left[-1] * (1 - part) + right[-1] * part)
-            return rest
+            sums: Float64Array = left[children] * (1 - part) + right[children] * part
+            sums -= numbers * (left[-1] * (1 - part) + right[-1] * part)
+            return sums
 
         passed = np.zeros(numbers.shape, dtype=np.int64)
         for step in 1 << np.arange(k.bit_length())[::-1]:
