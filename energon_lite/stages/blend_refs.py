@@ -8,15 +8,20 @@ from typing import Any
 import numpy as np
 
 from energon_lite.core.arrays import Int64Array, argsort
-from energon_lite.core.state import Snapshot
+from energon_lite.core.errors import StateError
+from energon_lite.core.seeds import key_of
+from energon_lite.core.state import COLUMN, COUNT, FLAG, TEXT, Names, Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.sources.refs import MOST_ORDERED, NO_REFS, OrderAhead, RefOrder, Refs
-from energon_lite.stages.blend_places import checked_place, hash_of
 from energon_lite.stages.choosers import BySamples
 
 _NOTHING = np.empty(0, np.int64)
 # Positions of all sources together that are ordered at once.
 _ORDERED_OF_ALL = 256 << 10
+# Where weights are constant and the blend is exact, the position of a source is the number of its
+# draws, which follows from the number of the next draw: a state has only how far it is `ahead`, and
+# nothing where none is. With schedules, and in mode "random", it has the positions.
+_STATE = {"draw": COUNT, "ahead": COLUMN, "counted": FLAG, "order": TEXT, "stream": COLUMN}
 
 
 class BlendRefs(RefOrder):
@@ -139,3 +144,29 @@ class BlendRefs(RefOrder):
             self._begin(draw, counts + ahead, ahead)
         else:
             self._begin(draw, ahead, ahead - counts)
+
+
+def hash_of(key: int, names: Names) -> str:
+    """Returns what tells a blend of these sources, with this key, from others in a state."""
+    return f"{key_of(key, names.text) >> 96:08x}"
+
+
+def checked_place(snapshot: Snapshot, of: str, num_sources: int) -> dict[str, Any]:
+    """Returns the fields of a snapshot of a blend of K sources.
+
+    `ahead`, shape (K,), is by how much sources are ahead of their draws, if these are `counted`;
+    else it is their positions.
+
+    Raises:
+        StateError: The snapshot is not of the blend with the hash `of`.
+    """
+    fields = snapshot.expect("blend", 0).checked(_STATE)
+    saved, ahead = fields["ahead"], np.zeros(num_sources, np.int64)
+    if fields["order"] != of or len(saved) not in (0, num_sources):
+        raise StateError(
+            "The checkpoint has the state of a blend of other sources, or with another seed, than "
+            f"the {num_sources} sources of this pipeline. Build the pipeline as it was when the "
+            "state was saved."
+        )
+    ahead[: len(saved)] = saved
+    return {**fields, "ahead": ahead}

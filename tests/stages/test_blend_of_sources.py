@@ -18,9 +18,9 @@ from energon_lite.core.errors import StateError
 from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import UserFunction
+from energon_lite.extras.migration.blend_positions import back, blends_in, by_name
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.stages.blend import TokenBlendDataset
-from energon_lite.stages.blend_places import back, blends_in, by_name
 from energon_lite.stages.concat import RepeatDataset
 from energon_lite.stages.token_lengths import MeasureDataset
 from energon_lite.testing import check_dataset

@@ -21,11 +21,11 @@ import torch
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import FORMAT, STATE_KEY, VERSION, Snapshot, checksum, digest
 from energon_lite.extras.inspect.text import checkpoint_text
+from energon_lite.extras.migration.blend_positions import Blends, blends_in, by_name
 from energon_lite.extras.prepare.choose_shards import files_below
 from energon_lite.extras.view.words import counted
 from energon_lite.loader.comparison import Comparison
 from energon_lite.loader.resume import decompressed, states_of
-from energon_lite.stages.blend_places import Blends, blends_in, by_name
 from energon_lite.storage import files
 
 _MARK = re.escape(FORMAT.encode())

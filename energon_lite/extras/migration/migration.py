@@ -12,8 +12,8 @@ from typing import Any
 from energon_lite.core.errors import StateError
 from energon_lite.core.keys import leaves
 from energon_lite.core.state import Snapshot
+from energon_lite.extras.migration.blend_positions import back, blends_in, by_name
 from energon_lite.loader.comparison import BLENDS, Comparison, names_of
-from energon_lite.stages.blend_places import back, blends_in, by_name
 
 # The snapshots below a blend, by name; of a blend of one source, that of the source.
 _Named = dict[str, Snapshot]

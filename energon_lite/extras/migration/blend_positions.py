@@ -1,9 +1,4 @@
-"""What the state of a blend of sources holds, and the positions of these sources by name.
-
-Where weights are constant and the blend is exact, the position of a source is the number of its
-draws, which follows from the number of the next draw. So a state has only how far a source is ahead
-of its draws, and nothing where none is. With schedules, and in mode "random", it has the positions.
-"""
+"""The positions of the sources of a blend by name, from a snapshot that has only its draw."""
 
 from __future__ import annotations
 
@@ -12,45 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-import numpy as np
-
 from energon_lite.core.arrays import Int64Array
-from energon_lite.core.errors import StateError
 from energon_lite.core.seeds import key_of
-from energon_lite.core.state import COLUMN, COUNT, FLAG, TEXT, Names, Snapshot
+from energon_lite.core.state import Names, Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.order.blending import BlendOrder
 from energon_lite.order.schedules import Weights
 from energon_lite.sources.source import SourcePlaces
-
-_STATE = {"draw": COUNT, "ahead": COLUMN, "counted": FLAG, "order": TEXT, "stream": COLUMN}
-
-
-def hash_of(key: int, names: Names) -> str:
-    """Returns what tells a blend of these sources, with this key, from others in a state."""
-    return f"{key_of(key, names.text) >> 96:08x}"
-
-
-def checked_place(snapshot: Snapshot, of: str, num_sources: int) -> dict[str, Any]:
-    """Returns the fields of a snapshot of a blend of K sources.
-
-    `ahead`, shape (K,), is by how much sources are ahead of their draws, if these are `counted`;
-    else it is their positions.
-
-    Raises:
-        StateError: The snapshot is not of the blend with the hash `of`.
-    """
-    fields = snapshot.expect("blend", 0).checked(_STATE)
-    saved, ahead = fields["ahead"], np.zeros(num_sources, np.int64)
-    if fields["order"] != of or len(saved) not in (0, num_sources):
-        raise StateError(
-            "The checkpoint has the state of a blend of other sources, or with another seed, than "
-            f"the {num_sources} sources of this pipeline. Build the pipeline as it was when the "
-            "state was saved."
-        )
-    ahead[: len(saved)] = saved
-    return {**fields, "ahead": ahead}
-
+from energon_lite.stages.blend_refs import checked_place, hash_of
 
 # The names of sources and the order of the draws in a stream, by the hash of a blend.
 Blends = Mapping[str, tuple[Names, Sequence[Any], str, int]]
