@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -43,12 +44,14 @@ class SampleBuffer:
         self.samples: dict[int, Any] = {}
         self.keys: dict[int, RestoreKey] = {}
         self.new: list[Unit] = []
-        self._gone: list[int] = []  # since the last snapshot
+        self._gone: list[int] = []  # of those with a row, since the last snapshot
+        self._last = -1  # number of the last row
         self._at = 2 + num_lengths
         self._table = KeyTable()
         self._array = np.empty((0, self._at + 7), np.int64)  # of keys of sources
         self._num_rows = self._num_snapshots = 0
-        self._places, self._sought = places, 0  # of samples up to this number
+        # Finds places; those of samples below a number were looked for.
+        self._places, self._sought, self._num_unsought = places, 0, 0
 
     def add(self, units: Sequence[Unit], samples: Sequence[Any]) -> None:
         """Adds samples; they get rows before the next snapshot."""
@@ -84,35 +87,42 @@ class SampleBuffer:
             keys = self._table.rows([self.keys[number] for number in old[:, 0].tolist()])
             old = np.column_stack([old[:, : self._at + 2], keys])
         width = max(width, old.shape[1], self._array.shape[1])
-        self._array = np.zeros((max(_FEWEST, 2 * (len(old) + num)), width), np.int64)
+        shape = max(_FEWEST, 2 * (len(old) + num)), width
+        self._array = np.zeros(shape, np.int64, order="F")  # numbers are searched
         self._array[: len(old), : old.shape[1]] = old
         self._num_rows = len(old)
 
     def taken(self, numbers: Iterable[int]) -> tuple[list[RestoreKey], list[Any]]:
         """Returns keys and samples, and forgets them."""
-        numbers = list(numbers)
-        self._gone += numbers
+        numbers, last = list(numbers), self._last
+        self._gone += [number for number in numbers if number <= last]
         return list(map(self.keys.pop, numbers)), list(map(self.samples.pop, numbers))
 
     def rows(self) -> Int64Array:
         """Returns the rows from the first sample on, of which some may have been taken."""
-        if self.new:
-            *columns, keys = zip(*self.new, strict=True)
-            self.new = []
+        if self._gone:
+            places = self._array[: self._num_rows, 0].searchsorted(self._gone)
+            self._array[places, self._at] = self._num_snapshots
+            self._gone = []
+        left = self.keys
+        new, self.new = [unit for unit in self.new if unit[0] in left], []
+        if new:
+            *columns, keys = zip(*new, strict=True)
             self._add_rows(keys, *columns)
+            self._last = new[-1][0]
         rows = self._array[: self._num_rows]
-        if self._gone and len(rows):
-            gone, self._gone = np.array(self._gone), []
-            places = np.minimum(np.searchsorted(rows[:, 0], gone), len(rows) - 1)
-            # Others were left behind.
-            rows[places[rows[places, 0] == gone], self._at] = self._num_snapshots
-        new = rows[np.searchsorted(rows[:, 0], self._sought) :]
-        if self._places is not None and len(new) > max(_MANY, len(self.keys) // 8):
-            self._sought = int(new[-1, 0]) + 1
-            found = Keys(self._table.words(), new[:, self._at + 2 :])
-            for name, own in found.sources():
-                new[own, self._at + 1] = self._places.places(name, *found.rows[own, 2:4].T)
-        return rows[np.searchsorted(rows[:, 0], next(iter(self.keys), MAX_COUNT)) :]
+        if self._places is not None and len(new) + self._num_unsought > max(_MANY, len(left) // 8):
+            self._seek(self._places, rows[bisect_left(rows[:, 0], self._sought) :])
+        else:
+            self._num_unsought += len(new)
+        return rows[bisect_left(rows[:, 0], next(iter(left), MAX_COUNT)) :]
+
+    def _seek(self, places: KeyPlaces, rows: Int64Array) -> None:
+        """Finds the places of samples in the orders of their sources."""
+        found = Keys(self._table.words(), rows[:, self._at + 2 :])
+        for name, own in found.sources():
+            rows[own, self._at + 1] = places.places(name, *found.rows[own, 2:4].T)
+        self._sought, self._num_unsought = self._last + 1, 0
 
     def rows_of(self, numbers: Sequence[int]) -> Samples:
         """Returns what is known of some of the samples."""
