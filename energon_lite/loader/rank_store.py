@@ -1,8 +1,8 @@
 """Votes and values that ranks exchange through the store of `torch.distributed`.
 
 One server answers all ranks: some 60,000 requests and 500 MiB in a second, and values of up to
-8 MiB. A larger value ends the connection of its process. So values are stored in pieces, ranks that
-wait ask the less often the more they are, and what is large is passed on from rank to rank.
+8 MiB. A larger value ends the connection of its process. So values are stored in pieces, and ranks
+that wait ask the less often the more they are.
 """
 
 from __future__ import annotations
@@ -10,14 +10,10 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
-import socket
 import time
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from datetime import timedelta
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
@@ -49,9 +45,6 @@ _SHORTEST_OF_RANK_SEC, _LONGEST_OF_RANK_SEC = 0.00002, 0.0002
 # Bytes of a piece of a value, and of the values of all ranks in a round.
 _PIECE_BYTES = 4 << 20
 _MAX_BYTES = 1 << 30
-# Where all ranks together read more than this, each passes the value on to some others.
-_DIRECT_BYTES = 1 << 30
-_FAN_OUT = 8
 # Ranks that ask for those that are missing, and log them.
 _MAX_LOGGING = 8
 # Keys that a store is asked for at once, and missing ranks that a message names.
@@ -408,19 +401,6 @@ class Exchange:
         return values if rank == collector else found
 
 
-def _tcp_store(host: str, port: int, *, is_master: bool = False) -> Any:
-    limit = timedelta(seconds=QUIET_SEC)
-    c10d: Any = dist
-    return c10d.TCPStore(host, port, None, is_master, timeout=limit, wait_for_workers=False)
-
-
-def _own_host() -> str:
-    """Returns the address at which the other ranks reach this machine, too."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((os.environ["MASTER_ADDR"], 1))  # sends nothing
-        return str(probe.getsockname()[0])
-
-
 class _Round:
     """One round of a group of ranks in the store, the first that has no outcome yet."""
 
@@ -483,9 +463,10 @@ class _Round:
         if len(calls) > 1:
             each = ", ".join(f"rank {rank} {what}" for what, rank in calls.items())
             error = f"the ranks called different things at once, such as {each}"
-        shared = zlib.compress(json.dumps(values).encode(), 1) if is_shared and not error else b""
-        _put(self._store, f"{self._number}/all", shared)
-        self._decide(error, [len(shared), os.urandom(16).hex()])
+        if is_shared and not error:
+            shared = zlib.compress(json.dumps(values).encode(), 1)
+            _put(self._store, f"{self._number}/all", shared)
+        self._decide(error, is_shared)
         return values
 
     def fail(self, timeout_sec: float) -> None:
@@ -501,9 +482,10 @@ class _Round:
         )
         self._decide(text)
 
-    def _decide(self, error: str, shared: Sequence[Any] = (0, "")) -> None:
+    def _decide(self, error: str, is_shared: bool = False) -> None:
         """Sets the outcome, unless another rank has set one: an error, or what is shared."""
-        self._store.compare_set(f"{self._number}/outcome", "", json.dumps([error[:5000], *shared]))
+        outcome = json.dumps([error[:5000], is_shared])
+        self._store.compare_set(f"{self._number}/outcome", "", outcome)
 
     def result(self) -> list[Any]:
         """Returns the values, if they are shared; nothing on the rank that collected them.
@@ -511,37 +493,12 @@ class _Round:
         Raises:
             StateError: The round has failed.
         """
-        error, size, name = json.loads(self._store.get(f"{self._number}/outcome"))
+        error, is_shared = json.loads(self._store.get(f"{self._number}/outcome"))
         if error:
             raise StateError(error)
-        if not size or self._rank == self._collector:
+        if not is_shared or self._rank == self._collector:
             return []
-        found: list[Any] = json.loads(zlib.decompress(self._shared(size, name)))
-        return found
-
-    def _shared(self, size: int, name: str) -> bytes:
-        """Returns the values of all ranks, packed.
-
-        Where they are large, the ranks are a tree: each serves them to some others, under a name
-        that no other round has. These read them from the store of all if that fails.
-        """
-        is_large = size * self._num_ranks > _DIRECT_BYTES
-        is_tree = is_large and self._collector == 0 and "MASTER_ADDR" in os.environ
-        found, first = b"", _FAN_OUT * self._rank + 1
-        children = range(first, min(first + _FAN_OUT, self._num_ranks))
-        parent, own = (f"{self._number}/at/{r}" for r in ((self._rank - 1) // _FAN_OUT, self._rank))
-        with suppress(OSError, RuntimeError, TypeError):
-            if is_tree and self._rank > _FAN_OUT:
-                place = _comes(lambda: _look(self._store, parent), QUIET_SEC, self._num_ranks)
-                found = _read(_tcp_store(*json.loads(place or "0")), name)
-        found = found or _read(self._store, f"{self._number}/all")
-        with suppress(OSError, RuntimeError):
-            if is_tree and children:
-                server = _tcp_store(_own_host(), 0, is_master=True)
-                _put(server, name, found)
-                self._store.set(own, json.dumps([server.host, server.port]))
-                self.wait_for(children, _LEAVE_SEC)
-                self._store.delete_key(own)
+        found: list[Any] = json.loads(zlib.decompress(_read(self._store, f"{self._number}/all")))
         return found
 
     def forget_earlier(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -340,10 +340,11 @@ class SourceOrder:
         """Returns the order of one stream."""
         return StreamOrder(self, stream)
 
-    @cached_property
-    def keys(self) -> tuple[int, int]:
-        """The keys of slices and of dealing, which all streams have in common."""
-        return key_of("slices", self.seed, self.source), key_of("deal", self.source)
+
+@lru_cache(1 << 14)
+def _keys_of(seed: int, source: str) -> tuple[int, int]:
+    """Returns the keys of slices and of dealing, which all streams have in common."""
+    return key_of("slices", seed, source), key_of("deal", source)
 
 
 class StreamOrder:
@@ -367,7 +368,7 @@ class StreamOrder:
             # A stream's share should hold as many slices as are read side by side.
             share = order.num_samples // (stream.num_streams * order.interleave)
             slice_length = max(1, min(order.max_slice, share))
-            key, shift = order.keys
+            key, shift = _keys_of(order.seed, order.source)
             self._epochs = EpochOrder(
                 order.num_samples, slice_length, order.interleave, order.multiplier, key
             )

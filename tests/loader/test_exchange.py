@@ -206,69 +206,6 @@ def test_two_ranks_exchange_states_of_six_mib_and_their_store_lives(tmp_path) ->
     in_ranks(large_states, 2, tmp_path, has_server=True)
 
 
-# --------------------------------------------------------------------------------------- a tree
-
-
-@pytest.fixture
-def tree(monkeypatch) -> None:
-    """Makes each value a large one, which passes through a tree of ranks."""
-    monkeypatch.setattr(rank_store, "_DIRECT_BYTES", 0)
-    monkeypatch.setattr(rank_store, "_FAN_OUT", 2)
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-
-
-def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The stores of which a whole value is asked."""
-    stores: list[Any] = []
-    read = rank_store._read
-
-    def recorded(store: Any, key: str) -> bytes:
-        if not re.fullmatch(r"\d+/\d+", key):  # the value of one rank
-            stores.append(store)
-        return read(store, key)
-
-    monkeypatch.setattr(rank_store, "_read", recorded)
-    return stores
-
-
-def test_large_values_pass_from_rank_to_rank(tree, monkeypatch) -> None:
-    monkeypatch.setattr(rank_store, "_PIECE_BYTES", 1000)
-    ranks = InThreads(8, monkeypatch)
-    stores = asked_for(monkeypatch)
-    for number in range(2):
-        expected = [[number, rank, of_size(500)] for rank in range(8)]
-        found = ranks.run_all(lambda one, rank, v=expected: one.gather(v[rank], "call"))
-        assert found == [expected] * 8
-    # Ranks 1 and 2 read from the store, 3 to 6 from these two, and 7 from 3.
-    assert sum(isinstance(store, dist.TCPStore) for store in stores) == 2 * 5
-    assert len(stores) == 2 * 7
-    assert ranks.store.num_keys() < 12
-
-
-def test_large_values_are_read_from_the_store_where_ranks_cannot_pass_them_on(
-    tree, monkeypatch
-) -> None:
-    monkeypatch.setattr(rank_store, "QUIET_SEC", 0.2)
-    monkeypatch.setenv("MASTER_ADDR", "no-such-host.invalid")
-    ranks = InThreads(8, monkeypatch)
-    stores = asked_for(monkeypatch)
-    assert ranks.run_all(lambda one, rank: one.gather(rank, "call")) == [[*range(8)]] * 8
-    assert not any(isinstance(store, dist.TCPStore) for store in stores)
-
-
-def test_a_stranger_at_the_address_of_a_rank_is_not_believed(tree, monkeypatch) -> None:
-    stranger = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    rank_store._put(stranger, "0/all", b"of another run")
-    monkeypatch.setattr(rank_store, "_tcp_store", lambda *_, **__: stranger)
-    monkeypatch.setattr(rank_store, "_LEAVE_SEC", 0.1)
-    ranks = InThreads(4, monkeypatch)
-    put = rank_store._put
-    monkeypatch.setattr(
-        rank_store, "_put", lambda store, *args: store is stranger or put(store, *args)
-    )
-    assert ranks.run_all(lambda one, rank: one.gather(rank, "call")) == [[*range(4)]] * 4
-
-
 # ------------------------------------------------------------------------------ thousands of ranks
 
 

@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite import DefaultTaskEncoder, get_train_dataset, stateless
+from energon_lite.core.topology import RankSlots
 from energon_lite.loader.workers import executor, process_executor, worker_pool
 
 from ..conftest import examples
@@ -112,7 +113,7 @@ def test_killed_workers_change_no_pass_over_finite_data(
         for rank, iterator in enumerate(run.iterators):
             for step, batch in enumerate(iterator):
                 state = through_json(run.loaders[rank].save_state_rank())
-                found[(state["count"] - 1) * world_size + rank] = batch
+                found[RankSlots(0, rank, world_size, 3).slot(state["count"] - 1)] = batch
                 if step in kills:
                     kill(run, {0, 1, 2}, rank)
         assert_same(dict(sorted(found.items())), expected)

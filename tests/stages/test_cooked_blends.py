@@ -22,7 +22,9 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.core.dataset import StreamRun
+from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
+from energon_lite.extras.migration.blend_positions import blends_in, by_name
 from energon_lite.stages import blend
 
 from ..helpers import text_set, through_json
@@ -101,11 +103,21 @@ def dataset(root: Path, encoder: Any, **settings: Any) -> Any:
     )
 
 
+def positions(snapshot: Snapshot) -> list[Any]:
+    """Returns the positions of the sources, which the two kinds of blends save in other forms."""
+    if snapshot.kind == "source":
+        return [(snapshot.field("name"), snapshot.count("position"))]
+    return [pair for below in snapshot.inner for pair in positions(below)]
+
+
 def run_of(made: Any, num: int = 40) -> list[Any]:
     run, found = StreamRun(made, Stream(0, 2), max_skip_rate=1), []
+    blends = dict(blends_in(through_json(made.config())))
     for batch in islice(run, num):
         draws = sorted((row[0], row[1]) for row in run.context.take_costs())
-        state = through_json(run.snapshot().to_json())
+        state = positions(
+            by_name(Snapshot.from_json(through_json(run.snapshot().to_json())), blends)
+        )
         weights = batch.__loss_weight__
         found.append((batch.text, run.key, batch.__subflavors__, weights, draws, state))
     return found

@@ -6,7 +6,7 @@ Axes: B batches of a stream, D samples, or parts of samples, that are drawn; S s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from energon_lite.batching.collector import Samples
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.stream_context import StreamContext, context_of
-from energon_lite.core.topology import Stream
+from energon_lite.core.topology import RankSlots, Stream
 from energon_lite.stages.balanced_lists import balanced_order
 from energon_lite.stages.plan_order import NO_REFS, OrderReader, chosen, joined
 from energon_lite.stages.planned import PlannedWindow
@@ -230,11 +230,13 @@ def _steps_of_batches(batches_S: Int64Array, run: RunShape) -> tuple[Int64Array,
     """Returns the step of each batch of each stream, (B, S), and how many all ranks have."""
     has_batch_BS = np.arange(int(batches_S.max()))[:, None] < batches_S
     steps, num_steps = np.full(has_batch_BS.size, run.steps), run.steps
+    num_turns = -(-len(steps) // run.world_size)
     for rank in range(run.world_size):
+        turns = RankSlots(0, rank, run.world_size, run.num_streams).turns()
+        slots = np.fromiter(islice(turns, num_turns), np.int64)
         # Ranks skip the slots of streams that have ended, each rank for itself.
-        slots = np.arange(rank, len(steps), run.world_size)[
-            has_batch_BS.flat[rank :: run.world_size]
-        ]
+        slots = slots[slots < len(steps)]
+        slots = slots[has_batch_BS.flat[slots]]
         steps[slots] = np.arange(len(slots))
         num_steps = min(num_steps, len(slots))
     return steps.reshape(has_batch_BS.shape), num_steps

@@ -18,7 +18,8 @@ from energon_lite.order.schedules import Weights
 _MAX_CHILDREN = 10  # of more datasets side by side the first are shown
 # Settings that a user does not set or need not see, and settings that are clear without a name.
 _HIDDEN = {
-    "stage", "of", "seeded", "expands", "seed_offset", "lengths", "name", "unit", "end_of_data",
+    "stage", "of", "seeded", "expands", "seed", "seed_offset", "lengths", "name", "unit",
+    "end_of_data",
 }  # fmt: skip
 _NAMELESS = {"blend_mode", "algorithm"}
 
