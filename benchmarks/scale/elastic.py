@@ -40,7 +40,7 @@ def seconds_per_batch(
 def rows(folder: Path, large: bool = False) -> Iterator[Row]:
     """Yields all rows, each the least of some rounds; writes texts and their lengths."""
     logging.disable(logging.WARNING)
-    num_steps, rounds = (256, 3) if large else (128, 2)
+    num_steps, rounds = (256, 3) if large else (64, 1)
     root = text_set(folder / "texts")
     if not (folder / "measured").exists():
         measure_lengths(root, Texts(buffer_size=100), name="index", num_workers=0)
