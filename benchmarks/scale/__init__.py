@@ -1,1 +1,1 @@
-"""How costs grow with ranks, streams, sources, samples and buffers, simulated on one machine."""
+"""Costs by ranks, streams, sources, samples and buffers, simulated on one machine."""

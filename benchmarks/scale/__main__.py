@@ -14,9 +14,9 @@ import tempfile
 PARTS = ("exchange", "elastic", "states", "sources", "packing")
 
 
-def rows_of(part: str, folder: str) -> list[list[str]]:
+def rows_of(part: str, *arguments: str) -> list[list[str]]:
     """Runs a part; returns its rows."""
-    command = [sys.executable, "-m", f"benchmarks.scale.{part}", folder]
+    command = [sys.executable, "-m", f"benchmarks.scale.{part}", *arguments]
     printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     rows = [line.split(", ") for line in printed.splitlines()]
     return [row for row in rows if len(row) == 4]
@@ -26,11 +26,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", default=PARTS, metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--folder", help="keeps the datasets that parts write for the next time")
+    parser.add_argument("--large", action="store_true", help="also the larger sizes: far slower")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         print("| part | what | size | value | unit |\n|---|---|---|---|---|")
         for part in arguments.parts:
-            for row in rows_of(part, arguments.folder or temporary):
+            sizes = ["--large"] * arguments.large
+            for row in rows_of(part, arguments.folder or temporary, *sizes):
                 print(f"| {' | '.join([part, *row])} |", flush=True)
 
 

@@ -1,0 +1,166 @@
+"""Costs of saving and voting by the number of ranks; another process plays the other ranks."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import signal
+from base64 import b85encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+from unittest.mock import patch
+
+import torch.distributed as dist
+
+from benchmarks.peers.probe import cpu_seconds
+from benchmarks.scale.rows import Row, least_cpu, print_rows
+from energon_lite import WorkerConfig
+from energon_lite.loader import rank_store
+from energon_lite.loader.rank_store import Exchange, StoreVotes, Vote
+
+FORK = multiprocessing.get_context("fork")
+CALL = "state_dict()"
+STATE_BYTES = 9_300
+WAIT_SEC = 60.0
+
+
+def connect(port: int) -> Any:
+    """Connects to the server of a store."""
+    return dist.TCPStore("127.0.0.1", port, wait_for_workers=False)
+
+
+def _serve(ports: Any) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ports.put(store.port)
+    signal.pause()
+
+
+@contextmanager
+def served_store() -> Iterator[int]:
+    """Runs the server of a store in a process for itself; yields its port."""
+    ports = FORK.Queue()
+    process = FORK.Process(target=_serve, args=(ports,), daemon=True)
+    process.start()
+    try:
+        yield ports.get(timeout=WAIT_SEC)
+    finally:
+        process.kill()
+
+
+class Clock:
+    """A clock that only pauses move."""
+
+    now, num_pauses = 0.0, 0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, sec: float) -> None:
+        self.now += sec
+        self.num_pauses += 1
+
+
+def checks(num_ranks: int) -> Row:
+    """Counts how often ranks that wait ask the store, all together."""
+    clock = Clock()
+    with patch.object(rank_store, "time", clock):
+        rank_store._comes(lambda: b"", WAIT_SEC, num_ranks)
+    rate = num_ranks * clock.num_pauses / WAIT_SEC
+    return "checks of ranks that wait", f"{num_ranks:,} ranks", rate, "/s"
+
+
+def votes(num_ranks: int) -> Row:
+    """Casts the vote of one rank after the other; those before the last do not wait for it."""
+    config = WorkerConfig(rank=0, world_size=num_ranks, num_workers=0)
+    with served_store() as port, patch.object(rank_store, "_comes", return_value=b"0"):
+        voter = StoreVotes(connect(port), "run", config, num_ranks)
+        voter.begin_pass()
+        start = perf_counter()
+        for rank in range(num_ranks):
+            voter._number = 0
+            total = voter.cast(Vote(1, rank % 2, 1), 0)
+        seconds = perf_counter() - start
+    assert total == (num_ranks, num_ranks // 2, num_ranks)
+    return "vote of a rank", f"{num_ranks:,} ranks", 1e6 * seconds / num_ranks, "us"
+
+
+def _save(rank: int, port: int, size: int) -> float:
+    dist.init_process_group("gloo", store=connect(port), rank=rank, world_size=2)
+    config = WorkerConfig(rank=rank, world_size=2, num_workers=0)
+    value = random.Random(rank).randbytes(size // 2).hex()  # compresses to half
+    start = perf_counter()
+    json.dumps(Exchange(config, WAIT_SEC).gather(value, CALL))
+    return perf_counter() - start
+
+
+def real_ranks(mib: int) -> Row:
+    """Saves on two real ranks; seconds of the slower one."""
+    with served_store() as port, FORK.Pool(2) as pool:
+        ranks = [(rank, port, mib << 20) for rank in range(2)]
+        seconds = max(pool.starmap(_save, ranks, chunksize=1))
+    return "state_dict on two real ranks", f"{mib} MiB each", seconds, "s"
+
+
+def _state(rank: int) -> dict[str, Any]:
+    noise = b85encode(random.Random(rank).randbytes(STATE_BYTES * 4 // 5)).decode()
+    return {"format": "energon_lite.loader", "rank": rank, "count": 100, "streams": noise}
+
+
+def _post_others(port: int, num_ranks: int, is_ready: Any) -> None:
+    """Posts the values of all ranks but rank 0, and takes them back once it is decided."""
+    store = connect(port)
+    others = [rank_store._Round(store, CALL, rank, num_ranks, 0) for rank in range(1, num_ranks)]
+    for rank, other in enumerate(others, 1):
+        other.post(_state(rank))
+    is_ready.set()
+    rank_store._comes(others[0].is_decided, 10 * WAIT_SEC, num_ranks)
+    for other in others:
+        other.take_back()
+
+
+def gathered(num_ranks: int) -> Iterator[Row]:
+    """Gathers the states of all ranks on rank 0; then some others read them, as in the tree."""
+    size = f"{num_ranks:,} ranks x {STATE_BYTES:,} B"
+    exchange = Exchange(WorkerConfig(rank=0, world_size=num_ranks, num_workers=0), WAIT_SEC)
+    with served_store() as port:
+        is_ready = FORK.Event()
+        others = FORK.Process(target=_post_others, args=(port, num_ranks, is_ready), daemon=True)
+        others.start()
+        assert is_ready.wait(10 * WAIT_SEC)
+        store = connect(port)
+        with (
+            patch.object(rank_store, "group_store", lambda _: (store, num_ranks)),
+            patch.object(Exchange, "_is_alone", False),
+            patch.object(Exchange, "_global_ranks", lambda _: range(num_ranks)),
+        ):
+            start, since = perf_counter(), process_time()
+            text = json.dumps(exchange.gather(_state(0), CALL))
+            yield "state_dict on rank 0: CPU", size, process_time() - since, "s"
+            yield "state_dict on rank 0", size, perf_counter() - start, "s"
+        others.join()
+        yield "state_dict: text", size, len(text) / 2**20, "MiB"
+        since = cpu_seconds()
+        for _ in range(rank_store._FAN_OUT):
+            store = dist.PrefixStore("energon_lite/rounds", connect(port))
+            assert rank_store._read(store, "0/all")
+        spent = (cpu_seconds() - since) / rank_store._FAN_OUT
+        yield "state_dict on another rank: CPU to read and serve", size, spent, "s"
+        spent, _ = least_cpu(lambda: json.dumps(json.loads(text)))
+        yield "state_dict on another rank: CPU of the text", size, spent, "s"
+
+
+def rows(folder: Path, large: bool = False) -> Iterator[Row]:
+    """Yields all rows; writes nothing."""
+    yield from map(checks, (8, 1_024, 16_384, 100_000))
+    yield from map(votes, (1_000, 20_000, *[100_000] * large))
+    yield from map(real_ranks, (4, 20))
+    for num_ranks in (256, 4_096, *[16_384] * large):
+        yield from gathered(num_ranks)
+
+
+if __name__ == "__main__":
+    print_rows(rows)
