@@ -47,7 +47,7 @@ OF_NUMBER = 32  # the price that counts samples, where `max_samples` is scarce
 _WEIGHT = 3  # a price counts three times as much as the length itself
 _UNIT = 2520  # a multiple of k * (8 - q) for each price
 
-# Samples are laid out anew, with a gap after each fourth, once a quarter of them have come.
+# Samples are laid out again, with a gap after each fourth, once a quarter of them have come.
 _PER_GAP, _LEAST_MOVED = 4, 4096
 
 _ONE = np.uint64(1)
@@ -237,6 +237,16 @@ def _is_same(table: Int64Array, a: int, b: int) -> bool:
 
 
 @kernel()
+def _first_with_length(table: Int64Array) -> int:
+    """The first place of a sample that needs something of the scarcest resource."""
+    num_places = table[HEADER, NUM_PLACES]
+    place = _first_not_below(table, num_places, 1)
+    while place < num_places and table[SLOTS, place] < 0:
+        place += 1
+    return place
+
+
+@kernel()
 def _search(table: Int64Array, places: int) -> int:
     """Looks for what is worth most in the scarcest resource, depth first, longest first.
 
@@ -246,9 +256,7 @@ def _search(table: Int64Array, places: int) -> int:
     header, keys, slots = table[HEADER], table[KEYS], table[SLOTS]
     path, best = table[PATH], table[BEST]
     num, num_places = _num_resources(table), header[NUM_PLACES]
-    first = _first_not_below(table, num_places, 1)
-    while first < num_places and slots[first] < 0:
-        first += 1
+    first = _first_with_length(table)
     if first == num_places:
         return 0
     price, max_steps, each = header[PRICE], header[MAX_STEPS], 0
@@ -286,12 +294,11 @@ def _search(table: Int64Array, places: int) -> int:
             # A shorter sample is worse unless there is room for one more. Another one of the same
             # lengths would lead to the same packs.
             longest = min(key - (num == 1), room - shortest) if size + 1 < places else -1
-            while place >= first and (slots[place] < 0 or keys[place] > longest):
-                place -= 1
-            while (num > 1 and place >= first) and (
+            while place >= first and (
                 slots[place] < 0
-                or not _fits(table, slots[place], size)
-                or (keys[place] == key and _is_same(table, slots[place], last))
+                or keys[place] > longest
+                or (num > 1 and not _fits(table, slots[place], size))
+                or (num > 1 and keys[place] == key and _is_same(table, slots[place], last))
             ):
                 place -= 1
         path[size] = place

@@ -43,7 +43,7 @@ def as_columns(keys: Sequence[Any], rows: Any) -> Any:
     rows, texts, all_texts = np.array(rows, np.int64), list[str](), keys.texts
     if not all(type(text) is str for text in all_texts):
         raise TypeError("a key has something else than integers and texts")
-    used, which = _numbered(keys.rows[:, 0])
+    used, which = _distinct(keys.rows[:, 0])
     first = np.arange(len(rows))
     columns = [_text_of(which, first), _text_of(rows[:, 0], first)]
     columns += [_text_of(column, rows[:, 0]) for column in rows.T[1:]]
@@ -51,7 +51,7 @@ def as_columns(keys: Sequence[Any], rows: Any) -> Any:
         is_own = which == place
         for column, kind in zip(keys.rows[is_own, 1:].T, _kinds(keys.shapes[number]), strict=False):
             if kind == _TEXT:
-                names, column = _numbered(column)
+                names, column = _distinct(column)
                 column += len(texts)
                 texts += [all_texts[name] for name in names]
             columns.append(_text_of(column, rows[is_own, 0]))
@@ -59,7 +59,7 @@ def as_columns(keys: Sequence[Any], rows: Any) -> Any:
     return {"texts": texts, "shapes": shapes, "width": rows.shape[1], "columns": columns}
 
 
-def _numbered(column: Int64Array) -> tuple[list[int], Int64Array]:
+def _distinct(column: Int64Array) -> tuple[list[int], Int64Array]:
     """Returns the values of a column as they first appear, and the number of each row's value."""
     values, firsts, inverse = np.unique(column, return_index=True, return_inverse=True)
     order = np.argsort(firsts)

@@ -164,7 +164,7 @@ class RankSlots(NamedTuple):
 
     @property
     def cost(self) -> float:
-        """How many batches this rank computes for each one that it emits."""
+        """The number of batches that this rank computes for each one that it emits."""
         return len(self.streams()) * self.world_size / self.num_streams
 
 
@@ -185,12 +185,12 @@ class _Ring(NamedTuple):
 
     @property
     def num_owned(self) -> int:
-        """How many streams are owned; none if there are fewer streams than ranks."""
+        """The number of owned streams; none if there are fewer streams than ranks."""
         return self.num_streams - self.num_shared
 
     @property
     def num_shared(self) -> int:
-        """How many streams are shared."""
+        """The number of shared streams."""
         return self.num_streams % self.num_ranks
 
     def offset_of(self, rank: int, slot: int) -> int:

@@ -31,7 +31,7 @@ TOKENS = "tokens"
 _MAX_FACTS_BYTES = 1 << 20
 _LEFT_SEC = 60.0  # no process writes any more to a temporary file of this age
 _MAX_LENGTH = 1 << 40  # sums of lengths must not overflow
-# In these types nothing is out of range, so that nobody has to look.
+# Nothing that these types hold is out of range.
 _SMALL = (np.dtype("<u2"), np.dtype("<u4"))
 _BLOCK = 1 << 20
 
@@ -124,7 +124,7 @@ def write_lengths(
     sums = {}
     for resource, array in arrays.items():
         found = np.asarray(array, dtype=np.int64)
-        sums[resource] = _summed(found)
+        sums[resource] = _sums_of(found)
         fits = [kind for kind in _SMALL if sums[resource]["max"] >> 8 * kind.itemsize == 0]
         with files.new_file(targets[resource]) as file:
             np.save(file, found.astype(fits[0]) if fits else found, allow_pickle=False)
@@ -140,7 +140,7 @@ def _load_facts(root: PurePath, part: str, name: str) -> Any:
     return json.loads(files.read_file(_facts_path(root, part, name), _MAX_FACTS_BYTES))
 
 
-def _summed(lengths: Int64Array) -> dict[str, Any]:
+def _sums_of(lengths: Int64Array) -> dict[str, Any]:
     """Returns a hash of lengths that is the same in any type, the least, the largest, the mean."""
     digest, total = hashlib.blake2b(digest_size=16), 0
     for first in range(0, len(lengths), _BLOCK):
@@ -163,7 +163,7 @@ def sums_of(facts: Mapping[str, Any], resource: str, lengths: Int64Array) -> tup
     sums = facts.get("sums")
     own = sums.get(resource) if isinstance(sums, dict) else None
     if not isinstance(own, dict) or not {"hash", "mean"} <= own.keys():
-        own = _summed(lengths)
+        own = _sums_of(lengths)
     return str(own["hash"]), float(own["mean"])
 
 

@@ -241,7 +241,7 @@ class Counter:
         for name, stats in self._counted.items():
             before = self._before.get(name, _NOTHING)
             since = self._loss_weights.get(name, 1.0) * (stats.samples - before.samples)
-            found[name] = _copied(stats)
+            found[name] = _copy_of(stats)
             found[name].loss_weight_sum = before.loss_weight_sum + since
         return found
 
@@ -280,7 +280,7 @@ class Counter:
         }
 
 
-def _copied(stats: SourceStats) -> SourceStats:
+def _copy_of(stats: SourceStats) -> SourceStats:
     """Returns a copy in a fraction of the time of `dataclasses.replace`."""
     copied = SourceStats()
     vars(copied).update(vars(stats))
@@ -311,7 +311,7 @@ def _summed(sums: Mapping[str, SourceStats], rows: Sequence[_Row]) -> dict[str, 
     touched: dict[str, SourceStats] = {}
 
     def of(source: str) -> SourceStats:
-        stats = touched[source] = _copied(sums.get(source, _NOTHING))
+        stats = touched[source] = _copy_of(sums.get(source, _NOTHING))
         return stats
 
     for costs, skipped, wait_sec in rows:

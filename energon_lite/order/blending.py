@@ -98,8 +98,8 @@ class BlendOrder:
     def counts(self, draw: int) -> Int64Array:
         """Returns how many of this stream's draws before `draw` each child takes; shape (K,).
 
-        Where only a look at all of these draws would tell, all are 0: with schedules, and in mode
-        "random".
+        All are 0 with schedules, and in mode "random", where one would have to look at all of these
+        draws.
         """
         if draw and isinstance(self._draws, _Periods):
             return self._draws.counts(draw, self._weights.num_leaves)

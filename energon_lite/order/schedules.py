@@ -23,7 +23,7 @@ KINDS = ("linear", "step", "cosine")
 # sin(pi * x) = sum of c_k * x**(2k + 1); for |x| <= 1/2 the first omitted term is below 1e-18.
 _SIN_PI = tuple((-1) ** k * math.pi ** (2 * k + 1) / math.factorial(2 * k + 1) for k in range(12))
 
-# `Weights.expected` works out about as many shares; of a long interval at so many draws.
+# `Weights.expected` works out about this number of shares, and a long interval at so few draws.
 _MOST_CELLS = 1 << 19
 _FEW_NODES, _MANY_NODES = 8, 128
 # Nodes and weights of an integral over -1..1.

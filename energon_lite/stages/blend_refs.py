@@ -147,7 +147,7 @@ class BlendRefs(RefOrder):
 
 
 def hash_of(key: int, names: Names) -> str:
-    """Returns what tells a blend of these sources, with this key, from others in a state."""
+    """Returns the name of a blend of these sources, with this key, in a state."""
     return f"{key_of(key, names.text) >> 96:08x}"
 
 

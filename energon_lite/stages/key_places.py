@@ -21,7 +21,7 @@ _FEWEST, _MOST_PARTS, _GAP = 16, 8, 1024
 
 
 class KeyPlaces:
-    """Where a stream has read samples in the orders of their sources.
+    """The places of the samples that a stream has read, in the orders of their sources.
 
     A key `(source, epoch, index, draw)` of a sample at a known place is saved as
     `(source, "place", place, draw)`: places rise, and take a few bits where epoch and index take

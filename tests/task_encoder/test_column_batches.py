@@ -229,8 +229,9 @@ def test_batches_of_columns_are_those_of_samples(
         found = run_of(dataset(), 12)
         assert found == by_samples(dataset, 12)
         assert found == by_samples(dataset, 12, one_by_one=True)
-        third = len(errors) // 3
-        assert errors == errors[:third] * 3
+        if not isinstance(found[-2], str):  # else what was read ahead counts
+            third = len(errors) // 3
+            assert errors == errors[:third] * 3
 
 
 def texts(root: Path, **keywords: Any) -> Any:
