@@ -253,10 +253,8 @@ def _search(table: Int64Array, places: int) -> int:
     Returns how many samples those are; their places are in the row `BEST`, descending. The other
     resources only have to suffice. Samples that need none of the scarcest are left for later.
     """
-    header, keys, slots = table[HEADER], table[KEYS], table[SLOTS]
-    path, best = table[PATH], table[BEST]
-    num, num_places = _num_resources(table), header[NUM_PLACES]
-    first = _first_with_length(table)
+    header, keys, slots, path = table[HEADER], table[KEYS], table[SLOTS], table[PATH]
+    num, num_places, first = _num_resources(table), header[NUM_PLACES], _first_with_length(table)
     if first == num_places:
         return 0
     price, max_steps, each = header[PRICE], header[MAX_STEPS], 0
@@ -283,7 +281,7 @@ def _search(table: Int64Array, places: int) -> int:
             if missing < least:
                 least, best_size = missing, size
                 for j in range(size):
-                    best[j] = path[j]
+                    table[BEST, j] = path[j]
             if size == 0 or least == 0 or steps >= max_steps:
                 return best_size
             size -= 1
