@@ -25,6 +25,7 @@ from energon_lite.loader.rank_store import Exchange, StoreVotes, Vote
 FORK = multiprocessing.get_context("fork")
 CALL = "state_dict()"
 STATE_BYTES = 9_300
+NUM_READERS = 8
 WAIT_SEC = 60.0
 
 
@@ -123,7 +124,7 @@ def _post_others(port: int, num_ranks: int, is_ready: Any) -> None:
 
 
 def gathered(num_ranks: int) -> Iterator[Row]:
-    """Gathers the states of all ranks on rank 0; then some others read them, as in the tree."""
+    """Gathers the states of all ranks on rank 0; then some others read them."""
     size = f"{num_ranks:,} ranks x {STATE_BYTES:,} B"
     exchange = Exchange(WorkerConfig(rank=0, world_size=num_ranks, num_workers=0), WAIT_SEC)
     with served_store() as port:
@@ -144,10 +145,10 @@ def gathered(num_ranks: int) -> Iterator[Row]:
         others.join()
         yield "state_dict: text", size, len(text) / 2**20, "MiB"
         since = cpu_seconds()
-        for _ in range(rank_store._FAN_OUT):
+        for _ in range(NUM_READERS):
             store = dist.PrefixStore("energon_lite/rounds", connect(port))
             assert rank_store._read(store, "0/all")
-        spent = (cpu_seconds() - since) / rank_store._FAN_OUT
+        spent = (cpu_seconds() - since) / NUM_READERS
         yield "state_dict on another rank: CPU to read and serve", size, spent, "s"
         spent, _ = least_cpu(lambda: json.dumps(json.loads(text)))
         yield "state_dict on another rank: CPU of the text", size, spent, "s"
