@@ -230,8 +230,10 @@ def test_batches_of_columns_are_those_of_samples(
         assert found == by_samples(dataset, 12)
         assert found == by_samples(dataset, 12, one_by_one=True)
         if not any(isinstance(item, str) for item in found):  # else what was read ahead counts
+            # Samples that are read together fail before hooks of those that are before them do.
             third = len(errors) // 3
-            assert errors == errors[:third] * 3
+            parts = [sorted(errors[i * third : (i + 1) * third]) for i in range(3)]
+            assert parts == parts[:1] * 3
 
 
 def texts(root: Path, **keywords: Any) -> Any:
