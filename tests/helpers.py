@@ -64,6 +64,13 @@ def text_set(folder: Path, num_samples: int, num_shards: int = 3) -> Path:
     return prepared(folder, "TextSample", {"text": "txt"})
 
 
+def text_sets(folder: Path, **sizes: int) -> Path:
+    """Writes and prepares several sets of texts, by name."""
+    for name, num_samples in sizes.items():
+        text_set(folder / name, num_samples)
+    return folder
+
+
 def broken_sets(folder: Path, encoder: Any) -> Path:
     """Writes sets `a` and `b`, measured as `index`; afterwards every eleventh sample breaks."""
     for name, num in (("a", 90), ("b", 40)):

@@ -33,7 +33,7 @@ from energon_lite.sources.source import WebdatasetSource
 from energon_lite.storage.yaml import load_yaml
 
 from .conftest import jpeg, write_tar
-from .helpers import caption_set, text_set
+from .helpers import caption_set, text_set, text_sets
 
 NUM_TEXTS = 20
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -204,10 +204,7 @@ def metadataset(folder: Path, text: str) -> Path:
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("sets")
-    for name, number in (("a", 50), ("b", 20), ("c", 5)):
-        text_set(root / name, number)
-    return root
+    return text_sets(tmp_path_factory.mktemp("sets"), a=50, b=20, c=5)
 
 
 def sources_of(dataset: Any) -> dict[str, float]:

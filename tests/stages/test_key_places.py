@@ -18,7 +18,7 @@ from energon_lite.loader.resume import decompressed
 from energon_lite.sources.source import sources_in
 from energon_lite.stages.key_places import KeyPlaces
 
-from ..helpers import text_set
+from ..helpers import text_sets
 from .list_laws import ONE, Packs, blend_of, keys_in, state_of, stream_run
 
 NAMES = {"texts", "other", "third"}
@@ -26,10 +26,7 @@ NAMES = {"texts", "other", "third"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("places")
-    for name, num in (("texts", 1500), ("other", 400), ("third", 300)):
-        text_set(folder / name, num)
-    return folder
+    return text_sets(tmp_path_factory.mktemp("places"), texts=1500, other=400, third=300)
 
 
 def dataset_of(path: Any, noisy: bool = False) -> Any:

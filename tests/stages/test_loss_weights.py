@@ -29,7 +29,7 @@ from energon_lite.core.keys import leaves
 from energon_lite.core.topology import Stream
 from energon_lite.loss import WeightedLabels
 
-from ..helpers import blend_maker, number_of, text_set
+from ..helpers import blend_maker, number_of, text_sets
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
 WEIGHTS = {"a/train": 0.1, "b/train": 1.5, "c/train": 6.0, "a/train#2": 0.75}
@@ -46,10 +46,7 @@ PLAIN = "blend: [{path: a}, {path: b}]"
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("weighing")
-    for name, size in (("a", 12), ("b", 7), ("c", 5)):
-        text_set(root / name, size)
-    return root
+    return text_sets(tmp_path_factory.mktemp("weighing"), a=12, b=7, c=5)
 
 
 def dataset_of(
