@@ -11,8 +11,8 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test trainers browser dist check lint types architecture docs docs-index bench \
-    bench-peers bench-scale soak clean
+.PHONY: help install demo test trainers cluster browser dist check lint types architecture docs docs-index bench \
+    bench-cluster bench-peers bench-remote bench-scale soak clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -57,6 +57,21 @@ $(TRAINERS)/.installed: pyproject.toml constraints-trainers.txt
 
 trainers: $(TRAINERS)/.installed ## Run the tests with the real trainers (Lightning, HF, ...)
 	$(TRAINERS)/bin/python -m pytest tests/trainers $(ARGS)
+
+# Ray is large, and tests of a cluster take minutes: they have an environment of their own.
+CLUSTER := .venv-cluster
+CLUSTER_INSTALL := $(CLUSTER)/bin/python -m pip install --disable-pip-version-check --quiet \
+    -c constraints.txt
+
+$(CLUSTER)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(CLUSTER)
+	@echo "Installing Ray into $(CLUSTER); this takes some minutes the first time"
+	$(CLUSTER_INSTALL) torch==2.13.0 setuptools
+	$(CLUSTER_INSTALL) --no-build-isolation -e '.[dev,ray]' 'ray[train]'
+	@touch $@
+
+cluster: $(CLUSTER)/.installed ## Run the tests of loading on a Ray cluster
+	$(CLUSTER)/bin/python -m pytest tests/cluster -p no:xdist --benchmark-disable $(ARGS)
 
 # Chromium comes from the system: `apt install chromium`, or `.venv/bin/playwright install chromium`.
 browser: $(INSTALLED) ## Run the tests of the preview page in Chromium
@@ -111,6 +126,12 @@ bench: $(INSTALLED) ## Measure speed, as ratios to hand-written loops
 bench-peers: ## Measure other loaders beside ours, each in an environment made for it
 	$(PYTHON) -m benchmarks.peers $(ARGS)
 
+bench-remote: $(INSTALLED) ## Measure reading from an object store, of a server on this machine
+	$(BIN)/python -m benchmarks.remote $(ARGS)
+
+bench-cluster: $(CLUSTER)/.installed ## Measure loading on a Ray cluster of two nodes on this machine
+	$(CLUSTER)/bin/python -m benchmarks.cluster $(ARGS)
+
 bench-scale: $(INSTALLED) ## Measure how costs grow with ranks, streams, sources and buffers
 	$(BIN)/python -m benchmarks.scale $(ARGS)
 
@@ -125,5 +146,5 @@ soak: $(INSTALLED) ## Run every property with a thousand examples, and the long 
 	$(BIN)/python -m benchmarks.scale
 
 clean: ## Remove .venv and its like, caches and the demo's data
-	rm -rf $(VENV) $(TRAINERS) .venv-peers $(DOCS) .site demo_data build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
+	rm -rf $(VENV) $(TRAINERS) $(CLUSTER) .venv-peers $(DOCS) .site demo_data build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

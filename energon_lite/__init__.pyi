@@ -52,6 +52,7 @@ from energon_lite.core.stream_context import sample_rng
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.core.user_function import stateless
 from energon_lite.decoding.sample_decoder import SampleDecoder
+from energon_lite.extras.cluster.ray_workers import RayWorkers
 from energon_lite.extras.energon.alias import as_energon
 from energon_lite.extras.energon.energon_api import (
     DatasetLoader,
@@ -209,6 +210,7 @@ __all__ = [
     "Packing",
     "PackingDataset",
     "PrimaryFileStore",
+    "RayWorkers",
     "RepeatDataset",
     "Sample",
     "SampleDecoder",

@@ -6,6 +6,7 @@ import functools
 import io
 import os
 import shutil
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 # Tests run side by side, one process per core. Set before anything imports numpy or torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
+# Some containers forbid it; then each program that a test starts would compile all modules again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
 import torch
@@ -23,6 +26,7 @@ from PIL import Image
 REPO = Path(__file__).resolve().parent.parent
 
 torch.set_num_threads(1)
+sys.dont_write_bytecode = False
 # `make test` runs few examples of each property, other ones each time; `make soak` runs thousands.
 MAX_EXAMPLES = 25
 settings.register_profile(
@@ -41,6 +45,15 @@ def examples(number: int, soak: int | None = None, **more: Any) -> settings:
     is_soak = settings().max_examples > MAX_EXAMPLES
     number = soak or settings().max_examples if is_soak else min(number, MAX_EXAMPLES)
     return settings(max_examples=number, **more)
+
+
+# Code is compiled while other processes run what needs none, and nobody waits for the longest test.
+FIRST = ("tests/packing/test_compiled.py", "tests/remote/test_schedules.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the tests of `FIRST` before all others."""
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
 
 
 def write_tar(path: Path, members: list[tuple[str, bytes]]) -> None:

@@ -36,10 +36,10 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.core.state import checksum, digest
-from energon_lite.core.topology import RankSlots
 from energon_lite.extras.lengths.length_index import measure_lengths
 from energon_lite.extras.prepare import prepare_dataset
-from energon_lite.loader.resume import decompressed
+from energon_lite.loader.count_table import TIMES
+from energon_lite.loader.resume import counts_in, decompressed
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.storage import local
 from energon_lite.testing import first_difference
@@ -254,6 +254,19 @@ def blend_maker(root: Path, split: str, encoder: Any, **settings: Any) -> MakeDa
     return make
 
 
+def blend_with_itself(texts: Path, tmp_path: Path, encoder: str = "skipping") -> MakeDataset:
+    """A maker of a metadataset's blend of one folder with itself."""
+    split = f"""
+    blend:
+      - path: {texts}
+        weight: 2
+      - path: {texts}
+        weight: 1
+        shuffle_over_epochs_multiplier: 2
+    """
+    return blend_maker(tmp_path, split, ENCODERS[encoder])
+
+
 def in_file_order(path: Path, **settings: Any) -> Any:
     """The source of a folder, whose samples come once, in the order of the files."""
     config = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -378,16 +391,21 @@ class Ranks:
 
 def last_slot(loader: SavableDataLoader[Any]) -> int:
     """The slot of the batch that a loader gave last."""
-    state = loader.save_state_rank()
-    assert state["count"] > 0
-    names = ("base", "rank", "world_size", "num_streams")
-    return RankSlots(*(state[name] for name in names)).slot(state["count"] - 1)
+    place = loader._run.position  # a state takes longer to make than most batches
+    assert place.count > 0
+    return place.start.slots._replace(first=0).slot(place.count - 1)
 
 
 def opened(state: dict[str, Any]) -> dict[str, Any]:
     """A state with its tables decompressed, to look into or to change."""
-    tables = {name: decompressed(state[name], name) for name in ("config", "streams", "stats")}
+    tables = {name: decompressed(state[name], name) for name in ("config", "streams")}
     return signed({**state, **copy.deepcopy(tables)})
+
+
+def counts_in_state(state: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Targets and counts of a state, by source; without the seconds."""
+    (rows,) = counts_in([state])
+    return {name: {k: v for k, v in row.items() if k not in TIMES} for name, row in rows.items()}
 
 
 def signed(state: dict[str, Any]) -> dict[str, Any]:

@@ -111,18 +111,14 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("method", [None, "fork", "spawn"])
 def test_a_run_reads_where_its_dataset_was_opened(root: Path, monkeypatch, method) -> None:
-    config = WorkerConfig(
-        rank=0,
-        world_size=1,
-        num_workers=1 if method else 0,
-        num_streams=1,
-        **({"start_method": method} if method else {}),
-    )
+    place = {"rank": 0, "world_size": 1, "num_streams": 1}
+    here = WorkerConfig(**place, num_workers=0)
+    moved = WorkerConfig(**place, num_workers=1, start_method=method) if method else here
     kinds = [("all.yaml", Encoder)]
     if method != "spawn":
         kinds += [("texts", Packs), ("lines.jsonl", Encoder), ("own", Encoder)]
 
-    def batches(path: Any, encoder: Any, then: Path) -> list[Any]:
+    def batches(path: Any, encoder: Any, config: WorkerConfig, then: Path) -> list[Any]:
         dataset = get_train_dataset(
             path, worker_config=config, task_encoder=encoder(), batch_size=2, trust=True
         )
@@ -134,8 +130,8 @@ def test_a_run_reads_where_its_dataset_was_opened(root: Path, monkeypatch, metho
     away.mkdir()
     for path, encoder in kinds:
         monkeypatch.chdir(root)
-        found = batches(path, encoder, away)
+        found = batches(path, encoder, moved, away)
         monkeypatch.chdir(root)
-        assert found == batches(root / path, encoder, root)
+        assert found == batches(root / path, encoder, here, root)
     assert list(away.iterdir()) == []
     assert f"lines.jsonl, line {BROKEN + 1}" in (root / "skipped.jsonl").read_text()

@@ -11,28 +11,20 @@ runs; `--fresh` begins again for the rows and loaders that are measured.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import itertools
 import json
-import os
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import REPO, machine
-from benchmarks.peers.environments import install
+from benchmarks.peers.environments import ENVIRONMENTS, answer_of, install
 from benchmarks.peers.figures import Figures
 from benchmarks.peers.loaders import LOADERS
 from benchmarks.peers.rows import ROWS, Row
-
-ONE_THREAD = dict.fromkeys(
-    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
-)
 
 
 def main() -> None:
@@ -139,31 +131,11 @@ def make_ready(
 def probe(
     python: Path, what: str, name: str, row: Row, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Runs `probe.py` and ends whatever it leaves behind."""
-    command = [
-        python, "-m", "benchmarks.peers.probe", what, name, row.name,
-        options.data, str(options.seconds),
-    ]  # fmt: skip
-    environment = {**os.environ, **ONE_THREAD, "HF_HUB_OFFLINE": "1"}
-    environment.pop("PYTHONPATH", None)
-    process = subprocess.Popen(
-        command, cwd=REPO, env=environment, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        # Writing a thousand sources takes its time.
-        limit = options.timeout * (10 if what.startswith("prepare") else 1)
-        out, err = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        return {"error": f"took more than {limit:g} s to {what}"}
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    if process.returncode:
-        print(err, file=sys.stderr)
-        return {"error": f"{what}: {(err.splitlines() or ['no message'])[-1]}"}
-    answer: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return answer
+    """Runs `probe.py`."""
+    words = "benchmarks.peers.probe", what, name, row.name, options.data, options.seconds
+    # Writing a thousand sources takes its time.
+    limit = options.timeout * (10 if what.startswith("prepare") else 1)
+    return answer_of(python, words, limit)
 
 
 def parse() -> argparse.Namespace:
@@ -184,7 +156,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--update-readme", action="store_true")
     parser.add_argument("--data", type=Path, default=root / "data")
     parser.add_argument("--figures", type=Path, default=root / "figures.json")
-    parser.add_argument("--environments", type=Path, default=REPO / ".venv-peers")
+    parser.add_argument("--environments", type=Path, default=ENVIRONMENTS)
     options = parser.parse_args()
     options.loaders, options.rows = options.loaders.split(","), options.rows.split(",")
     unknown = [n for n in options.loaders if n not in LOADERS] + [

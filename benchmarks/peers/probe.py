@@ -15,11 +15,11 @@ import os
 import shutil
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.exits import exit_after
 from benchmarks.peers.rows import ROWS, Row
 
 MIN_BATCHES = 4
@@ -127,11 +127,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    code = 1
-    try:
-        main()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    sys.stderr.flush()
-    os._exit(code)  # some loaders wait for their threads or workers: the caller ends workers
+    exit_after(main)

@@ -15,16 +15,17 @@ PARTS = ("exchange", "elastic", "states", "sources", "packing")
 
 
 def rows_of(part: str, *arguments: str) -> list[list[str]]:
-    """Runs a part; returns its rows."""
-    command = [sys.executable, "-m", f"benchmarks.scale.{part}", *arguments]
+    """Runs the part of a module; returns its rows."""
+    command = [sys.executable, "-m", part, *arguments]
     printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     rows = [line.split(", ") for line in printed.splitlines()]
     return [row for row in rows if len(row) == 4]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=PARTS, metavar="PART", help=", ".join(PARTS))
+def print_parts(package: str, description: str, parts: tuple[str, ...]) -> None:
+    """Runs the parts of a package that the command line names, by default all."""
+    parser = argparse.ArgumentParser(prog=f"python -m {package}", description=description)
+    parser.add_argument("parts", nargs="*", default=parts, metavar="PART", help=", ".join(parts))
     parser.add_argument("--folder", help="keeps the datasets that parts write for the next time")
     parser.add_argument("--large", action="store_true", help="also the larger sizes: far slower")
     arguments = parser.parse_args()
@@ -32,9 +33,10 @@ def main() -> None:
         print("| part | what | size | value | unit |\n|---|---|---|---|---|")
         for part in arguments.parts:
             sizes = ["--large"] * arguments.large
-            for row in rows_of(part, arguments.folder or temporary, *sizes):
+            folder = arguments.folder or temporary
+            for row in rows_of(f"{package}.{part}", folder, *sizes):
                 print(f"| {' | '.join([part, *row])} |", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    print_parts("benchmarks.scale", __doc__, PARTS)

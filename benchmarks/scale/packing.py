@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.probes import megabytes
 from benchmarks.scale.rows import Row, least_cpu, print_rows
 from benchmarks.scale.runs import LENGTHS, Texts, open_loader, text_set
+from energon_lite.balance import CostModel
 from energon_lite.formats.length_files import (
     TOKENS,
     read_facts,
@@ -19,6 +22,7 @@ from energon_lite.formats.length_files import (
     sums_of,
     write_lengths,
 )
+from energon_lite.sources.dataset_config import load_factory
 
 
 def streamed(root: Path, size: int) -> Iterator[Row]:
@@ -45,19 +49,44 @@ def streamed(root: Path, size: int) -> Iterator[Row]:
     assert [pack, *islice(again, 50)] == [*islice(run, 51)]
 
 
+def shared(root: Path, num_ranks: int) -> Iterator[Row]:
+    """Makes the first pack of a plan of the streams of all ranks."""
+
+    def first_pack() -> Any:
+        encoder = Texts(balance="global_window", cost=CostModel(token=1), lengths="bench")
+        place = {"rank": num_ranks // 2, "world_size": num_ranks, "num_streams": num_ranks}
+        settings = {"batch_size": None, "shuffle_buffer_size": 10_000, "task_encoder": encoder}
+        return next(iter(open_loader(root, place, **settings)))
+
+    name = f"{num_ranks:,} ranks of 1 stream"
+    yield "shared plan, first pack: CPU", name, least_cpu(first_pack, 2)[0], "s"
+    tracemalloc.start()
+    first_pack()
+    yield "shared plan: memory", name, tracemalloc.get_traced_memory()[1] / 2**20, "MiB"
+    tracemalloc.stop()
+
+
 def index(folder: Path, num_samples: int) -> Iterator[Row]:
     """Opens a length index as a plan does: checks it, and takes its hash and mean."""
     place = folder / f"index{num_samples}", "train", "bench"
-    write_lengths(*place, np.resize(LENGTHS, num_samples), "data")
+    path = Path(write_lengths(*place, LENGTHS, "data"))
+    lengths = np.lib.format.open_memmap(path, "w+", "<u2", (num_samples,))
+    for first in range(0, num_samples, len(LENGTHS)):
+        lengths[first : first + len(LENGTHS)] = LENGTHS[: num_samples - first]
+    lengths.flush()
+    facts = path.with_suffix(".json")
+    facts.write_text(json.dumps({**json.loads(facts.read_text()), "samples": num_samples}))
 
     def opened() -> Any:
         lengths = read_lengths(*place, num_samples, "data")
         sums_of(read_facts(*place) or {}, TOKENS, lengths)
         return lengths
 
+    before = megabytes("self")
     spent, lengths = least_cpu(opened)
     size = f"{num_samples:,} samples"
     yield "length index: CPU to open", size, 1e3 * spent, "ms"
+    yield "length index: memory", size, max(0.0, megabytes("self") - before), "MiB"
     yield "length index: a sample", size, lengths.nbytes / num_samples, "B"
 
 
@@ -66,7 +95,12 @@ def rows(folder: Path, large: bool = False) -> Iterator[Row]:
     root = text_set(folder / "texts")
     for size in (100, 1000, 10_000, *[100_000] * large):
         yield from streamed(root, size)
-    for num_samples in (10**5, 10**7):
+    factory = load_factory(root)
+    lengths = np.resize(LENGTHS, len(factory))
+    write_lengths(root, factory.split_part, "bench", lengths, factory.data)
+    for num_ranks in (8, 64, 512, *[4096] * large):
+        yield from shared(root, num_ranks)
+    for num_samples in (10**5, 10**7, *[10**9] * large):
         yield from index(folder, num_samples)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from time import process_time
 from typing import TypeVar
 
-Row = tuple[str, object, float, str]
+# Name, size, value, unit; in place of a value, why there is none.
+Row = tuple[str, object, float | str, str]
 T = TypeVar("T")
 
 
@@ -18,9 +19,16 @@ def print_rows(rows: Callable[[Path, bool], Iterator[Row]]) -> None:
     parser.add_argument("folder", type=Path, help="keeps the datasets that the part writes")
     parser.add_argument("--large", action="store_true", help="also the larger sizes")
     arguments = parser.parse_args()
-    for name, size, exact, unit in rows(arguments.folder, arguments.large):
-        value = float(f"{exact:.3g}")
-        print(name, size, f"{value:,.0f}" if value >= 100 else f"{value:g}", unit, sep=", ")
+    for name, size, value, unit in rows(arguments.folder, arguments.large):
+        print(name, size, shown(value), unit, sep=", ")
+
+
+def shown(exact: float | str) -> str:
+    """Returns the text of a value, without the ", " that separates columns."""
+    if isinstance(exact, str):
+        return exact.replace(", ", "; ")
+    value = float(f"{exact:.3g}")
+    return f"{value:,.0f}" if value >= 100 else f"{value:g}"
 
 
 def least_cpu(function: Callable[[], T], rounds: int = 3) -> tuple[float, T]:

@@ -266,8 +266,8 @@ class Packing(LengthRules):
         balance: "quantile_sync" lets ranks process packs of similar cost at the same step, without
             communication: the packs of each stream are sorted by cost, window by window, and come
             in an order of places that is the same in all streams. "global_window", with `lengths`:
-            every stream plans for all of them, and packs of similar cost, and of one group, are
-            assigned to the streams of a step. None: no balance.
+            every stream plans for all of them (without groups, for up to 64), and packs of similar
+            cost, and of one group, are assigned to the streams of a step. None: no balance.
         balance_window: packs of a stream in a window; with "quantile_sync" they are buffered.
         lengths: name of a stored length index (`energon-lite lengths`). Packs are then planned
             before anything is read: no sample is buffered, and a checkpoint stays small.

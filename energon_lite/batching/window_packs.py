@@ -143,8 +143,6 @@ class WindowPacks(WindowCollector):
         grows: whether a window has at least as many samples as four packs take.
     """
 
-    multiple = 1
-
     def __init__(self, packing: Packing, window: int, grows: bool = False) -> None:
         super().__init__(window)
         self._packing = packing
@@ -188,11 +186,15 @@ class WindowPacks(WindowCollector):
     def _cut(
         self, samples: Samples, waited_N: BoolArray, is_last: bool
     ) -> tuple[Lists, Int64Array]:
-        lengths, groups = samples.lengths, samples.groups
+        lengths, groups, multiple = samples.lengths, samples.groups, self._multiple(is_last)
         found = pack_planned(
-            lengths, groups, waited_N, self._packing, multiple=self.multiple, is_last=is_last
+            lengths, groups, waited_N, self._packing, multiple=multiple, is_last=is_last
         )
         return self._ordered(found.packs, found.groups, lengths), found.carried
+
+    def _multiple(self, is_last: bool) -> int:
+        """Returns what the number of packs of a window is to be a multiple of."""
+        return 1
 
     def _ordered(self, packs: Lists, groups: Int64Array, lengths: Int64Array) -> Lists:
         """Returns the packs that are to come, in their order."""

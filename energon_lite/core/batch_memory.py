@@ -15,6 +15,8 @@ LARGE_BYTES = 1 << 18
 _HUGE_BYTES = 4 << 20
 # Returns an array of a shape and type. That of a worker process has memory that is sent as it is.
 new_block: Callable[[tuple[int, ...], Any], npt.NDArray[Any]] = np.empty
+# Counts the memories that blocks were in: one that is sent again and again moves to the last one.
+num_memories = 0
 
 
 def stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

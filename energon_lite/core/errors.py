@@ -218,7 +218,7 @@ def log_exception(e: Exception, sample: Any, sources: Sequence[Any] | None = Non
     del sample  # named in the notes already; payloads do not belong into logs
     text, place, is_debugging = describe(e), place_of(e), logger.isEnabledFor(logging.DEBUG)
     shards = {
-        str(Path(getattr(source, "dataset_path", ""), str(getattr(source, "shard_name", ""))))
+        f"{getattr(source, 'dataset_path', '')}/{getattr(source, 'shard_name', '')}"
         for source in sources or ()
     }
     if place is None and len(shards) != 1:

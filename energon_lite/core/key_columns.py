@@ -12,6 +12,7 @@ import pickle
 import zlib
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -24,11 +25,13 @@ _INTEGER, _TEXT = 0, 1
 _LEAF, _PLACED = (_TEXT, _INTEGER, _INTEGER, _INTEGER), (_TEXT, _TEXT, _INTEGER, _INTEGER)
 PLACE = "place"
 _LARGEST = 1 << 63
+# The form of a column is chosen by about this number of its values.
+_SAMPLED = 1 << 12
 # More values than the keys of any buffer have.
 _MAX_VALUES = 1 << 25
 
 
-def as_columns(keys: Sequence[Any], rows: Any) -> Any:
+def as_columns(keys: Sequence[Any] | Keys, rows: Any) -> Any:
     """Returns a table of restore keys and rows of integers as a JSON value.
 
     Args:
@@ -48,13 +51,14 @@ def as_columns(keys: Sequence[Any], rows: Any) -> Any:
     columns = [_text_of(which, first), _text_of(rows[:, 0], first)]
     columns += [_text_of(column, rows[:, 0]) for column in rows.T[1:]]
     for place, number in enumerate(used):
-        is_own = which == place
-        for column, kind in zip(keys.rows[is_own, 1:].T, _kinds(keys.shapes[number]), strict=False):
+        own = np.flatnonzero(which == place)
+        along, kinds = rows[own, 0], _kinds(keys.shapes[number])
+        for column, kind in zip(keys.rows[own, 1:].T.copy(), kinds, strict=False):
             if kind == _TEXT:
                 names, column = _distinct(column)
                 column += len(texts)
                 texts += [all_texts[name] for name in names]
-            columns.append(_text_of(column, rows[is_own, 0]))
+            columns.append(_text_of(column, along))
     shapes = [keys.shapes[number] for number in used]
     return {"texts": texts, "shapes": shapes, "width": rows.shape[1], "columns": columns}
 
@@ -140,7 +144,7 @@ class KeyTable:
         return self._words[1]
 
 
-class Keys(Sequence[Any]):
+class Keys:
     """Restore keys as rows of a `KeyTable`, made when somebody looks at them.
 
     Args:
@@ -175,10 +179,6 @@ class Keys(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, place: Any) -> Any:
-        """Returns a key, or several."""
-        return tuple(self)[place]
-
     def __iter__(self) -> Iterator[Any]:
         """Yields the keys."""
         keys: list[Any] = [None] * len(self)
@@ -191,6 +191,7 @@ class Keys(Sequence[Any]):
         return iter(keys)
 
 
+@dataclass(eq=False, repr=False)
 class KeyedFields(Mapping[str, Any]):
     """The fields of a snapshot, of which `keys` and `rows` are made when somebody looks at them.
 
@@ -198,8 +199,7 @@ class KeyedFields(Mapping[str, Any]):
         known: the other fields.
     """
 
-    def __init__(self, known: dict[str, Any]) -> None:
-        self.known = known
+    known: dict[str, Any]
 
     @abstractmethod
     def table(self) -> tuple[Keys, Int64Array]:
@@ -261,23 +261,24 @@ def _text_of(column: Int64Array, along: Int64Array) -> list[Any]:
     if not len(column):
         return ["values", 0]
     # Draws and places of samples rise with the numbers of samples, but where some are skipped.
-    slope = int(np.median(np.diff(column) // np.diff(along))) if len(column) > 1 else 0
+    some = slice(None, None, 1 + len(column) // _SAMPLED)
+    slope = int(np.median(np.diff(column)[some] // np.diff(along)[some])) if len(column) > 1 else 0
     forms = {
         "values": column,
         "steps": np.diff(column, prepend=0),
         "along": np.diff(column - slope * along, prepend=0),
     }
-    bits = {form: float(np.log2(1.0 + np.abs(own)).mean()) for form, own in forms.items()}
+    bits = {form: np.log2(1.0 + np.abs(own[some])).mean() for form, own in forms.items()}
     form = min(bits, key=bits.__getitem__)
     if bits[form] > np.log2(len(column)):
         # Indexes of a buffer lie close together in a large set, though in any order.
         order = np.argsort(column, kind="stable")
         rising = np.diff(column[order], prepend=0)
-        return ["ranks", len(column), _planes(rising), _planes(np.argsort(order))]
-    return [form, len(column), *([slope] if form == "along" else []), *_planes(forms[form])]
+        return ["ranks", len(column), planes_of(rising), planes_of(np.argsort(order))]
+    return [form, len(column), *([slope] if form == "along" else []), *planes_of(forms[form])]
 
 
-def _planes(numbers: Int64Array) -> list[str]:
+def planes_of(numbers: Int64Array) -> list[str]:
     """Compresses the lowest bytes of all numbers, the next ones, and so on; signs in a last bit."""
     words = ((numbers << 1) ^ (numbers >> 63)).astype("<u8")
     num_planes = -(-int(words.max(initial=0)).bit_length() // 8)
@@ -299,10 +300,20 @@ def _column_of(entry: list[Any], along: Int64Array) -> Int64Array:
     if form == "along":
         rest = _column_of(["steps", size, *planes[1:]], along)
         return rest + np.int64(planes[0]) * along[:size]
+    numbers = from_planes(planes, size)
+    return np.cumsum(numbers) if form == "steps" else numbers
+
+
+def from_planes(planes: Sequence[str], size: int) -> Int64Array:
+    """Returns the numbers, shape (size,), of which `planes_of` returned the texts.
+
+    Raises:
+        TypeError, ValueError, LookupError, zlib.error: They are corrupt.
+    """
     words = np.zeros((size, 8), np.uint8)
     for place, text in enumerate(planes):
         raw = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), size + 1)
         words[:, place] = np.frombuffer(raw, np.uint8)
     whole = words.reshape(-1).view("<u8")
-    numbers = (whole >> np.uint64(1)).astype(np.int64) ^ -(whole & np.uint64(1)).astype(np.int64)
-    return np.cumsum(numbers) if form == "steps" else numbers
+    found: Int64Array = (whole >> np.uint64(1)).astype(np.int64)
+    return found ^ -(whole & np.uint64(1)).astype(np.int64)

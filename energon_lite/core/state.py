@@ -40,7 +40,7 @@ _OWN = ("energon_lite.", "numpy", "numba", "json")
 STATE_KEY = "loader_state"
 # The fields "keys" and "rows" of a snapshot in a few columns, from this number of samples on.
 _COLUMNS, _MANY = "columns of samples", 64
-VERSION = 6
+VERSION = 7
 
 
 class Kind(NamedTuple):

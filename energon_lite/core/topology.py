@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count, islice
 from math import ceil, gcd
 from operator import attrgetter
@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
 from energon_lite.core.errors import ErrorHandler, append, log_exception, reraise_exception
+from energon_lite.names.energon_modules import LazyFunction
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ _DEFAULT_WORKERS = _DefaultWorkers(4)
 
 START_METHODS = ("fork", "forkserver", "spawn")
 # Executors that are registered add theirs (loader/workers/executor.py).
-WORKER_TYPES = ["process", "thread"]
+WORKER_TYPES = ["process", "thread", "ray"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,8 +75,51 @@ class Stream:
         return ceil((self.index + 1) * mean) - ceil(self.index * mean)
 
 
+class NodeGroups(NamedTuple):
+    """Groups of streams; the samples of each stay the same in all epochs.
+
+    Attributes:
+        num_groups: how many there are; with one, samples change to any stream.
+        ranks: data-parallel ranks of a machine: machine m of as many as there are groups has the
+            ranks from `m * ranks` on, and the streams of group m.
+    """
+
+    num_groups: int = 1
+    ranks: int = 1
+
+    def place_of(self, stream: Stream) -> int:
+        """Numbers the streams so that stream n is of group `n % num_groups`.
+
+        Raises:
+            ValueError: Groups would have different numbers of streams.
+
+        Example:
+            2 groups, machines of 2 ranks: streams 0 to 7 are of the groups 0 0 1 1 0 0 1 1, and get
+            the numbers 0 2 1 3 4 6 5 7.
+        """
+        self.check(stream.num_streams)
+        block, rank = divmod(stream.index, self.ranks)
+        row, group = divmod(block, self.num_groups)
+        return (row * self.ranks + rank) * self.num_groups + group
+
+    def check(self, num_streams: int) -> None:
+        """Refuses a number of streams that cannot be dealt evenly; see `place_of`."""
+        least = self.num_groups * self.ranks
+        if self.num_groups > 1 and num_streams % least:
+            raise ValueError(
+                f"num_streams={num_streams} cannot be dealt evenly to node_groups="
+                f"{self.num_groups} of machines with ranks_per_node={self.ranks}; set num_streams "
+                f"to a multiple of {least}, as {-(-num_streams // least) * least}"
+            )
+
+
+NO_GROUPS = NodeGroups()
+# Settings of a WorkerConfig that decide the order, besides the number of streams.
+ORDER_SETTINGS = ("seed_offset", "node_groups", "ranks_per_node")
 # The most streams, and the most ranks, that a run may have.
 MAX_STREAMS = 1 << 24
+# The most machines, and the most ranks of each.
+_MAX_NODES = 1 << 20
 
 
 class RankSlots(NamedTuple):
@@ -278,10 +322,23 @@ class WorkerConfig:
         num_streams: how many streams the run consists of; by default
             `world_size * max(1, num_workers)` when the run first starts. It stays the same over
             the whole run, on whatever ranks and workers it resumes.
+        node_groups: groups of streams, of which each reads the same samples in all epochs: as many
+            as there are machines with a cache of remote data, or a divisor of it. It stays the same
+            over the whole run.
+        ranks_per_node: data-parallel ranks of a machine, for `node_groups`; by default as torchrun
+            set them, or else `world_size / node_groups`. It stays the same, too.
         start_method: of worker processes: "fork", "forkserver" or "spawn"; by default that of
             `multiprocessing`.
-        worker_type: "process", "thread", or the name of an executor that was registered. No content
-            depends on it, and a resume may change it.
+        worker_type: "process", "thread", "ray" (actors of a cluster), the name of an executor that
+            was registered, or what makes one, as `RayWorkers`. No content depends on it, and a
+            resume may change it.
+        peers: ranks that have this place among the data-parallel ranks, as in tensor, pipeline or
+            context parallelism. With "ray" workers each batch is computed once for all of them.
+        peer: which of them this one is.
+        share: "broadcast" for the first peer to compute, and to send each batch to the others.
+        peer_group: the `torch.distributed` group of the peers, for "broadcast".
+        cache: where what is fetched from object stores stays over epochs and runs:
+            `{"path": folder, "max_bytes": number}`. It counts for the whole process, from then on.
     """
 
     rank: int
@@ -294,8 +351,16 @@ class WorkerConfig:
     global_error_handler: ErrorHandler = log_exception
     restore_error_handler: ErrorHandler = reraise_exception
     num_streams: int | None = None
+    node_groups: int = 1
+    ranks_per_node: int | None = None
     start_method: str | None = None
-    worker_type: str = "process"
+    worker_type: str | Callable[..., Any] = "process"
+    peers: int = 1
+    peer: int = 0
+    share: str | None = None
+    peer_group: Any = None
+    cache: Mapping[str, Any] | None = None
+    _set_cache = LazyFunction("energon_lite.storage.byte_file:set_cache")
     # Whether rank and world size were taken while torch.distributed was not initialised.
     is_assumed: bool = dataclasses.field(default=False, init=False, repr=False)
 
@@ -304,6 +369,13 @@ class WorkerConfig:
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise ValueError(
                 f"rank={self.rank} does not lie in 0..world_size-1 (world_size={self.world_size})"
+            )
+        if self.peers < 1 or not 0 <= self.peer < self.peers:
+            raise ValueError(f"peer={self.peer} does not lie in 0..peers-1 (peers={self.peers})")
+        if self.share is not None and (self.share != "broadcast" or self.peer_group is None):
+            raise ValueError(
+                f"share={self.share!r} must be None, or 'broadcast' with peer_group, the group of "
+                "the ranks that have the same place"
             )
         if self.num_workers < 0:
             raise ValueError(f"num_workers={self.num_workers} is negative; 0 loads in this process")
@@ -315,9 +387,19 @@ class WorkerConfig:
             )
         if not 1 <= num_streams <= MAX_STREAMS:
             raise ValueError(f"num_streams={num_streams}{default} must lie in 1..{MAX_STREAMS:,}")
+        for name in ("node_groups", "ranks_per_node"):
+            value = getattr(self, name)
+            is_integer = type(value) is int and 1 <= value <= _MAX_NODES
+            if not is_integer and (name, value) != ("ranks_per_node", None):
+                raise ValueError(f"{name}={value!r} must be an integer in 1..{_MAX_NODES:,}")
+        if self.num_streams is not None:
+            self.nodes.check(self.num_streams)
+        if self.cache is not None:
+            self._set_cache(self.cache)
         for name, allowed in (("start_method", START_METHODS), ("worker_type", WORKER_TYPES)):
             value = getattr(self, name)
-            if value not in allowed and (name, value) != ("start_method", None):
+            is_own = callable(value) or (name, value) == ("start_method", None)
+            if value not in allowed and not is_own:
                 raise ValueError(f"{name}={value!r} is not one of {', '.join(allowed)}")
         if self.worker_type != "process" and self.start_method is not None:
             raise ValueError(
@@ -344,6 +426,18 @@ class WorkerConfig:
     def default_num_streams(self) -> int:
         """The number of streams of a new run; the number of cores has no part in it."""
         return self.num_streams or self.world_size * max(1, self.num_workers)
+
+    @property
+    def nodes(self) -> NodeGroups:
+        """The groups of streams whose samples stay the same."""
+        ranks = self.ranks_per_node
+        if self.node_groups == 1:
+            return NO_GROUPS
+        if ranks is None and os.environ.get("WORLD_SIZE") == str(self.world_size):
+            ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 0) or None
+        if ranks is None:
+            ranks = max(1, self.world_size // self.node_groups)
+        return NodeGroups(self.node_groups, ranks)
 
     @staticmethod
     def default_worker_config(

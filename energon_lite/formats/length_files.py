@@ -26,6 +26,7 @@ from energon_lite.core.errors import DatasetFormatError
 from energon_lite.formats.known import format_of
 from energon_lite.formats.nvmeta import INDEX_UUID, META
 from energon_lite.storage import files
+from energon_lite.storage.local_paths import is_absolute, local_path
 
 TOKENS = "tokens"
 _MAX_FACTS_BYTES = 1 << 20
@@ -42,8 +43,8 @@ def lengths_path(root: PurePath, part: str, name: str, resource: str = TOKENS) -
     Raises:
         ValueError: The name is none of a folder.
     """
-    if name.startswith("/"):
-        folder = PurePath(name) / _identity(root)
+    if is_absolute(name):
+        folder = local_path(name) / _identity(root)
     elif not name or name in (".", "..") or set("/\\") & set(name):
         raise ValueError(
             f"{name!r} is no name of a length index; it names a folder, as 'qwen2', or is an "
@@ -69,7 +70,7 @@ def check_place(root: PurePath, name: str) -> None:
     """
     folder = lengths_path(root, "", name).parent
     home, _ = format_of(root).beside(root, "lengths")
-    if not name.startswith("/") and files.leads_out(folder, home):
+    if not is_absolute(name) and files.leads_out(folder, home):
         raise DatasetFormatError(
             f"{folder}: a link leads out of the dataset, to {files.resolved(folder)}. Write the "
             "index elsewhere with --meta-dir DIR (meta_dir=...), or remove the link"

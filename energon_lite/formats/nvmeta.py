@@ -6,7 +6,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePath
@@ -50,7 +50,7 @@ def index_path(shard: PurePath) -> PurePath:
 
 def fingerprint(
     root: PurePath, shards: tuple[str, ...], counts: tuple[int, ...], rest: object
-) -> tuple[str, int]:
+) -> tuple[str, list[int]]:
     """Hashes what the data is: shard names, sample counts, sizes in bytes.
 
     Args:
@@ -60,30 +60,32 @@ def fingerprint(
         rest: what else is hashed.
 
     Returns:
-        The hash, and the bytes of all shards.
+        The hash, and the bytes of each shard.
 
     Raises:
-        FileNotFoundError: A shard, or its index, is missing.
+        FileNotFoundError: A shard is missing.
+    """
+    sizes = files.sizes_of(root, shards)
+    if -1 in sizes:
+        raise FileNotFoundError(
+            f"{root / shards[sizes.index(-1)]}: listed in {root / META} but not there; restore "
+            "the file, or prepare the dataset again"
+        )
+    digest = key_of("data", shards, counts, tuple(sizes), rest) & (2**64 - 1)
+    return f"{digest:016x}", sizes
+
+
+def check_indexes(root: PurePath, shards: tuple[str, ...], counts: tuple[int, ...]) -> None:
+    """Checks that each shard has an index of the right size.
+
+    Raises:
+        FileNotFoundError: An index is missing.
         DatasetFormatError: An index has not the size that the sample count asks for.
     """
-    sizes = []
-    for shard, count in zip(shards, counts, strict=True):
-        path = root / shard
-        try:
-            sizes.append(files.size_of(path))
-        except OSError as error:
-            raise FileNotFoundError(
-                f"{path}: listed in {root / META} but not there ({error.strerror}); restore "
-                "the file, or prepare the dataset again"
-            ) from None
-        try:
-            is_whole = files.size_of(index_path(path)) == 8 * (count + 1)
-        except OSError:
-            is_whole = False
-        if not is_whole:
-            read_index(path, count)  # raises
-    digest = key_of("data", shards, counts, tuple(sizes), rest) & (2**64 - 1)
-    return f"{digest:016x}", sum(sizes)
+    sizes = files.sizes_of(root, (index_path(PurePath(shard)) for shard in shards))
+    for shard, count, size in zip(shards, counts, sizes, strict=True):
+        if size != 8 * (count + 1):
+            read_index(root / shard, count)  # raises
 
 
 def read_index(shard: PurePath, count: int) -> Int64Array:
@@ -113,7 +115,21 @@ def read_index(shard: PurePath, count: int) -> Int64Array:
             f"{path}: {len(raw)} bytes are the index of {entries}, where {META}/.info.json has "
             f"{count} samples; {reindex(shard)}"
         )
-    offsets: Int64Array = np.frombuffer(raw, dtype="<i8").astype(np.int64, copy=False)
+    return checked_offsets(np.frombuffer(raw, dtype="<i8"), path, shard)
+
+
+def checked_offsets(raw: Int64Array, path: PurePath, shard: PurePath) -> Int64Array:
+    """Returns the offsets of a shard, from 0, if they can be right.
+
+    Args:
+        raw: shape (count + 1,); as they are stored.
+        path: the file that has them.
+        shard: path of the tar.
+
+    Raises:
+        DatasetFormatError: The values do not increase, or are no multiples of 512.
+    """
+    offsets: Int64Array = raw.astype(np.int64, copy=False)
     if offsets[0]:
         offsets = offsets.copy()
         offsets[0] = 0
@@ -203,11 +219,11 @@ def config_path(root: PurePath, name: str) -> PurePath:
         raise DatasetFormatError(
             f"{name!r:.80}: a split or dataset config is a .yaml or .json file; name one"
         )
-    return root / META / name
+    return root / f"{META}/{name}"
 
 
 def load_config(
-    root: PurePath, path: PurePath, remedy: str, main_key: str = "", other_key: str = ""
+    root: PurePath, path: PurePath, remedy: str, keys: Sequence[str] = (), other: str = ""
 ) -> YamlMap:
     """Reads a file that a prepared folder should have.
 
@@ -215,8 +231,8 @@ def load_config(
         root: the dataset's folder.
         path: the file.
         remedy: what to do where it is missing, or lacks a key.
-        main_key: key of a mapping that it must have; by default any keys are allowed.
-        other_key: a further key that it may have.
+        keys: of a mapping that it must have, and further ones that it may have; by default any.
+        other: the suffix that the file may have instead.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -226,15 +242,17 @@ def load_config(
         # As in Energon, the last of two keys counts.
         value = load_yaml(path, lambda text: warn_once(f"{text}; the last one counts"))
     except (FileNotFoundError, NotADirectoryError):
+        if other and is_there(path.with_suffix(other)):
+            return load_config(root, path.with_suffix(other), remedy, keys)
         if is_prepared(root):
             raise FileNotFoundError(f"{path} is missing; {remedy}") from None
         raise not_prepared(root) from None
     config = mapping(value, str(path))
-    if main_key:
-        check_keys(config, (main_key, other_key), "")
-        if main_key not in config:
-            raise DatasetFormatError(f"{config.place()}: key {main_key!r} is missing; {remedy}")
-        mapping(config[main_key], config.place(main_key))
+    if keys:
+        check_keys(config, keys, "")
+        if keys[0] not in config:
+            raise DatasetFormatError(f"{config.place()}: key {keys[0]!r} is missing; {remedy}")
+        mapping(config[keys[0]], config.place(keys[0]))
     return config
 
 
@@ -262,11 +280,10 @@ def read_info(root: PurePath) -> DatasetInfo:
         FileNotFoundError: The folder is not prepared.
         DatasetFormatError: The file is invalid; names file and key.
     """
-    path = root / META / INFO_JSON
-    path = path if is_there(path) else root / META / INFO_YAML
+    path = root / f"{META}/{INFO_JSON}"
     again = f"run `energon-lite prepare {root} --force-overwrite`"
-    info = load_config(root, path, again, "shard_counts", "energon_version")
-    counts = info["shard_counts"]
+    info = load_config(root, path, again, ("shard_counts", "energon_version"), ".yaml")
+    path, counts = PurePath(info.file), info["shard_counts"]
     for shard, count in counts.items():
         if type(count) is not int or not 0 < count <= _MAX_SAMPLES:
             place = counts.place(shard, f"shard_counts.{shard}")
@@ -291,18 +308,24 @@ def is_utf8(name: str) -> bool:
     return name.isascii() or name == name.encode("utf-8", "replace").decode()
 
 
-def write_info(root: PurePath, info: DatasetInfo, also_yaml: bool = False) -> None:
+def write_info(
+    root: PurePath, info: DatasetInfo, also_yaml: bool = False, over: Hashable = None
+) -> None:
     """Writes `.info.json`.
 
     Args:
         root: the dataset's folder.
         info: what to write.
         also_yaml: whether to write `.info.yaml` too; done anyway where one is there already.
+        over: identity of the `.info.json` that it replaces; see `files.write_over`.
+
+    Raises:
+        FileExistsError: Another program wrote it meanwhile, in an object store.
     """
     content: dict[str, Any] = {"shard_counts": info.shard_counts}
     if info.energon_version is not None:
         content = {"energon_version": info.energon_version, **content}
-    write_atomically(root / META / INFO_JSON, dump_config(content, INFO_JSON).encode())
+    files.write_over(root / META / INFO_JSON, dump_config(content, INFO_JSON).encode(), over)
     old = root / META / INFO_YAML
     if also_yaml or is_there(old):
         write_atomically(old, dump_config(content, INFO_YAML).encode())
@@ -375,14 +398,12 @@ class SplitFile:
         self.root = root
         self.info = info
         path = config_path(root, config or DEFAULT_SPLIT)
-        if config is None and not is_there(path):
-            other = path.with_suffix(".json")
-            path = other if is_there(other) else path
         remedy = (
             "write it (split_parts: {train: [SHARDS]}), "
             f"or run `energon-lite prepare {root} --force-overwrite --split-ratio 8,1,1`"
         )
-        self._split = load_config(root, path, remedy, "split_parts", "exclude")
+        other = ".json" if config is None else ""
+        self._split = load_config(root, path, remedy, ("split_parts", "exclude"), other)
         num_parts = len(self._split["split_parts"])
         if num_parts > MAX_PARTS:
             raise DatasetFormatError(

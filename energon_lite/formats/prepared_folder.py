@@ -12,6 +12,7 @@ from energon_lite.formats import nvmeta
 from energon_lite.formats.format import Format, Opened
 from energon_lite.formats.shards import MAX_OPEN, ShardReader
 from energon_lite.formats.sqlite import INDEX_SQLITE, sample_indices
+from energon_lite.formats.stored_offsets import stored_offsets
 from energon_lite.formats.tar import iter_tar
 from energon_lite.names.energon_modules import LazyFunction
 
@@ -52,16 +53,19 @@ class PreparedFolder(Format):
             DatasetFormatError: A file of the dataset is not as it should be.
             EmptyDatasetError: The split part has no sample.
         """
-        part, ids, excluded = open_part(path, split_part, split_config)[1:]
+        split, part, ids, excluded = open_part(path, split_part, split_config)
         reader = ShardReader(path, part.shards, part.counts, ids, excluded, max_open)
         if reader.num_samples == 0:
             raise EmptyDatasetError(
                 f"{path}: every sample of split part {split_part!r} is excluded"
             )
         rest = tuple(sorted(part.excluded.items()))
-        data, size = nvmeta.fingerprint(path, part.shards, part.counts, rest)
+        data, sizes = nvmeta.fingerprint(path, part.shards, part.counts, rest)
+        reader.stored = stored_offsets(path, split.info.shard_counts, ids, sizes)
+        if reader.stored is None:
+            nvmeta.check_indexes(path, part.shards, part.counts)
         mean_shard = -(-sum(part.counts) // len(part.counts))
-        return Opened(reader, data, size, mean_shard, excluded)
+        return Opened(reader, data, sum(sizes), mean_shard, excluded)
 
     def split_parts(self, path: PurePath) -> Sequence[str]:
         """Returns the names in the split file."""

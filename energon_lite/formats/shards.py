@@ -16,18 +16,19 @@ import errno
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, islice, pairwise
 from pathlib import PurePath
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from energon_lite.core.arrays import BoolArray, Int64Array, UInt8Array
-from energon_lite.core.errors import DatasetFormatError, Ignored, pass_on
+from energon_lite.core.arrays import Int64Array, UInt8Array
+from energon_lite.core.errors import DatasetFormatError, FatalSampleError, Ignored, pass_on
 from energon_lite.formats.large_files import LARGE_BYTES, FileContents, read_files
 from energon_lite.formats.nvmeta import INFO_JSON, META, index_path, read_index, reindex
 from energon_lite.formats.sqlite import INDEX_SQLITE, IndexDatabase
-from energon_lite.formats.tar import BLOCK, block_members, first_keys
+from energon_lite.formats.stored_offsets import StoredOffsets
+from energon_lite.formats.tar import BLOCK, FEW_BYTES, block_members, first_keys
 from energon_lite.storage import files, patience
 from energon_lite.storage.byte_file import ByteFile
 from energon_lite.storage.ranges import (
@@ -137,7 +138,7 @@ class KeyCheck:
         stored = self._first_key(shard)
         keys = first_keys(file, stop) if stored else []
         if keys[:1] not in ([], [stored]):
-            raise self._error(shard, 0, keys[0], stored)
+            raise self.error(shard, 0, keys[0], f"{INDEX_SQLITE} has {stored!r}")
         return stored, keys
 
     def _first_key(self, shard: int) -> str:
@@ -149,12 +150,12 @@ class KeyCheck:
             self._first.update((start + i, found.get((id_, 0), "")) for i, id_ in enumerate(ids))
         return self._first[shard]
 
-    def _error(self, shard: int, place: int, key: str, stored: str) -> DatasetFormatError:
-        """Returns the error of a sample that has another key in the index."""
+    def error(self, shard: int, place: int, key: str, other: str) -> DatasetFormatError:
+        """Returns the error of a sample for which an index has another key."""
         return DatasetFormatError(
             f"{self._root / self._shards[shard]}: sample {place} has the key {key!r}, where "
-            f"{INDEX_SQLITE} has {stored!r}: the shard is corrupt, or was replaced after "
-            f"preparing. Restore it, or run `energon-lite prepare {self._root} --tar-index-only`"
+            f"{other}: the shard is corrupt, or was replaced after preparing. Restore it, or run "
+            f"`energon-lite prepare {self._root} --tar-index-only`"
         )
 
     def _ask(self, question: Callable[..., dict[K, T]], *values: Any) -> dict[K, T]:
@@ -196,10 +197,14 @@ class BlockReader(ABC):
     Attributes:
         root: folder or file of the dataset.
         num_samples: samples that count; they are numbered 0..num_samples-1.
+        slice_length: samples of a slice, of which neighbours are fetched together where a storage
+            asked for it; else 0.
+        ahead_bytes: the most that a stream may ask for ahead; 0 for no limit.
     """
 
     root: PurePath
     num_samples: int
+    slice_length = ahead_bytes = 0
 
     @property
     def is_slow(self) -> bool:
@@ -239,7 +244,8 @@ class RangeReader(BlockReader):
             these.
         counts: samples of each.
         excluded: positions, ascending, in the concatenated shards that do not count as samples.
-        max_open: files that stay open; 0 opens each file again for every block.
+        max_open: files that stay open; 0 opens each file again for every block. Where all datasets
+            of a process have half of the files open that it may have, no more stay open.
 
     Attributes:
         starts: the position of the first sample of each shard, and the number of all samples.
@@ -256,7 +262,7 @@ class RangeReader(BlockReader):
         self.root = root
         self.max_open = max_open
         self.shards = tuple(shards)
-        self.starts = np.cumsum([0, *counts], dtype=np.int64)
+        self.starts = np.array([0, *accumulate(counts)], dtype=np.int64)
         # The i-th excluded position has `excluded[i] - i` counted samples before it.
         self._excluded = _NONE
         if len(excluded):
@@ -318,6 +324,8 @@ class RangeReader(BlockReader):
         positions = indices
         if len(self._excluded):
             positions = indices + np.searchsorted(self._excluded, indices, side="right")
+        if len(self.shards) == 1:
+            return np.zeros(len(positions), dtype=np.int64), positions
         shards = np.searchsorted(self.starts, positions, side="right") - 1
         return shards, positions - self.starts[shards]
 
@@ -405,6 +413,9 @@ class RangeReader(BlockReader):
         """Returns the path of the shard at position `number`."""
         return self.root / self.shards[number]
 
+    def prefetch(self, shards: Int64Array) -> None:
+        """Asks for what opening shards will read, where it lies elsewhere; does not wait."""
+
     def offsets(self, shard: int, is_patient: bool = True) -> Int64Array:
         """Opens a shard; returns where its samples begin, and where the last one ends.
 
@@ -431,8 +442,7 @@ class RangeReader(BlockReader):
             OSError: It cannot be opened.
             DatasetFormatError: The shard or its index is invalid.
         """
-        opened = self._open.get(shard)
-        return (opened or self._opened(shard)).file
+        return self._opened(shard).file
 
     def extents(
         self, indices: Int64Array, is_patient: bool = True
@@ -451,7 +461,8 @@ class RangeReader(BlockReader):
         shards, places = self.locate(indices[order])
         starts, stops = np.zeros((2, len(places)), dtype=np.int64)
         lost: dict[int, Exception] = {}
-        for first, last in _groups(shards[1:] != shards[:-1]):
+        self.prefetch(shards)
+        for first, last in groups(shards):
             number = int(shards[first])
             try:
                 offsets = self.offsets(number, is_patient)
@@ -461,7 +472,7 @@ class RangeReader(BlockReader):
                 continue
             starts[first:last] = offsets[places[first:last]]
             stops[first:last] = offsets[places[first:last] + 1]
-            end = self._end_of(number)
+            end = self.end_of(number)
             if end is not None:
                 inside = first + int(np.searchsorted(stops[first:last], end, side="right"))
                 for row in range(inside, last):
@@ -545,7 +556,7 @@ class RangeReader(BlockReader):
             return dict.fromkeys(missing, error)
         return {}
 
-    def _end_of(self, shard: int) -> int | None:
+    def end_of(self, shard: int) -> int | None:
         """Returns the size of a shard whose index goes beyond its end now; None for others."""
         opened = self._open.get(shard)
         if opened is None or opened.is_whole:
@@ -598,6 +609,12 @@ class RangeReader(BlockReader):
         except BaseException:
             shard.file.close()  # the traceback would keep it open
             raise
+        if self.slice_length:
+            first, last = self.starts[number : number + 2].tolist()
+            places = range(-first % self.slice_length, last - first, self.slice_length)
+            shard.file.cut_at(offsets[[0, *places, -1]])
+        if shard.file.is_surplus:  # whichever datasets keep the others
+            self.max_open = min(self.max_open, len(self._open))
         self._open[number] = shard
         return shard
 
@@ -607,6 +624,7 @@ class RangeReader(BlockReader):
         Raises:
             OSError: Its size, or its index, has changed.
             DatasetFormatError: `index.sqlite` describes another shard.
+            FatalSampleError: It has other content, by its version.
         """
         file, offsets = shard
         seen = (file.size_bytes, int(offsets.sum()))
@@ -618,6 +636,12 @@ class RangeReader(BlockReader):
         if shard.is_whole:
             self._seen[number] = known
         if known[2] != file.identity:
+            if file.is_versioned and known[2] != _UNKNOWN:
+                raise FatalSampleError(
+                    f"{file.path} was replaced during the run by another object. No sample was "
+                    "skipped for it: restore it, and resume from the last state; or begin a run of "
+                    "the new data, and write new data under new names"
+                )
             self.check_content(number, file, offsets)
         if shard.is_whole:
             self._seen[number] = (*seen, file.identity)
@@ -631,7 +655,8 @@ class RangeReader(BlockReader):
 
     def _close_down_to(self, number: int) -> None:
         """Closes the least recently used shards until `number` are open."""
-        for shard in [*self._open][: max(0, len(self._open) - number)]:
+        num = len(self._open) - number
+        for shard in [*self._open][:num] if num > 0 else ():
             self._close(shard)
 
 
@@ -658,19 +683,41 @@ class ShardReader(RangeReader):
     ) -> None:
         super().__init__(root, shards, counts, excluded, max_open)
         self.tar_file_ids = tuple(tar_file_ids)
+        self.stored: StoredOffsets | None = None
 
     def _begin(self) -> None:
         super()._begin()
         self._keys: KeyCheck | None = None
 
     def load_offsets(self, shard: int) -> Int64Array:
-        """Reads the index of a tar."""
-        return read_index(self.path_of(shard), int(self.starts[shard + 1] - self.starts[shard]))
+        """Reads where samples begin, from the file of all offsets or from the tar's index."""
+        count = int(self.starts[shard + 1] - self.starts[shard])
+        found = None if self.stored is None else self.stored.read(shard, count)
+        if found is None:
+            self.stored = None
+            found = read_index(self.path_of(shard), count)
+        return found
+
+    def prefetch(self, shards: Int64Array) -> None:
+        """Asks for the indexes, and for the first bytes of the tars; see `RangeReader`."""
+
+        def tars() -> Iterator[PurePath]:
+            new = (number for number in np.unique(shards).tolist() if number not in self._open)
+            yield from (PurePath(self.shards[number]) for number in islice(new, self._most_open))
+
+        if self.stored is None:
+            files.prefetch(self.root, map(index_path, tars()))
+        files.prefetch(self.root, tars(), FEW_BYTES)
 
     def check_content(self, shard: int, file: ByteFile, offsets: Int64Array) -> None:
-        """Compares a tar with `index.sqlite`."""
+        """Compares a tar with the stored offsets, or with `index.sqlite`."""
         self._keys = self._keys or KeyCheck(self.root, self.shards, self.tar_file_ids)
-        self._keys.check_shard(shard, file, offsets)
+        if self.stored is None:
+            self._keys.check_shard(shard, file, offsets)
+            return
+        for key in first_keys(file, int(offsets[-1]))[:1]:
+            if not self.stored.has_first_key(shard, key):
+                raise self._keys.error(shard, 0, key, f"{self.stored.path.name} has another")
 
     def witness(self) -> PurePath:
         """Returns the list of the tars."""
@@ -715,7 +762,7 @@ def _cut_in_blocks(rows: Rows, max_bytes: int) -> Iterator[Rows]:
         first, before = last, int(ends[last - 1])
 
 
-def _groups(is_cut: BoolArray) -> list[tuple[int, int]]:
-    """Returns first and last + 1 of the runs between cuts; a cut lies before position i + 1."""
-    edges = [0, *(np.flatnonzero(is_cut) + 1).tolist(), len(is_cut) + 1]
+def groups(shards: Int64Array) -> list[tuple[int, int]]:
+    """Returns first and last + 1 of the runs of equal numbers."""
+    edges = [0, *(np.flatnonzero(shards[1:] != shards[:-1]) + 1).tolist(), len(shards)]
     return list(pairwise(edges))

@@ -33,7 +33,7 @@ _REGULAR = (b"0", b"\0", b"7")
 _EXTENSIONS = (b"L", b"K", b"x", b"g")
 _POSIX_MAGIC = b"ustar\0"
 _DECIMAL = re.compile(rb"[0-9]{1,19}")
-_WINDOW, _FEW_BYTES = 1 << 20, 4 << 10
+_WINDOW, FEW_BYTES = 1 << 20, 4 << 10
 # A header, with a header for its time or its long name in front, has three blocks.
 _MOST_HEADERS = 3 * BLOCK
 # Longest extension headers (long name, PAX records) of one member; paths have up to 4 KiB.
@@ -252,7 +252,7 @@ def first_keys(tar: ByteFile, stop: int, start: int = 0) -> list[str]:
     """
     keys: list[str] = []
     with suppress(TarError):
-        for header in _tar_headers(tar.stream(_FEW_BYTES, start), stop - start):
+        for header in _tar_headers(tar.stream(FEW_BYTES, start), stop - start):
             found = header.key_and_part()
             if found is not None:
                 keys.append(found[0])

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from energon_lite.core.state import config_differences
+from energon_lite.loader.count_table import weights_in
 
 # Undecoded pictures are no form: without decoding none is broken, so that other samples fail.
 _OF_FORM = re.compile(r"decoder\.image_decode='(?!bytes')\w+' where this pipeline has '(?!bytes')")
@@ -187,12 +188,7 @@ def _pairs(saved: Config, here: Config) -> dict[str, Config]:
 
 def names_of(config: Any) -> list[str]:
     """Lists the names of all sources of a configuration."""
-    if isinstance(config, list):
-        return [name for entry in config for name in names_of(entry)]
-    if not isinstance(config, dict):
-        return []
-    own = [str(config["name"])] if config.get("stage") == "source" and "name" in config else []
-    return own + names_of(config.get("of"))
+    return [*weights_in(config)]
 
 
 def _chain(config: Any) -> Iterator[Config]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from operator import index
 from os import PathLike
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -26,12 +25,14 @@ from energon_lite.core.topology import WorkerConfig
 from energon_lite.loader.ends import End, PassEnds, as_padding
 from energon_lite.loader.rank_run import RankRun
 from energon_lite.loader.rank_store import TIMEOUT_SEC, Exchange
-from energon_lite.loader.resume import states_of
+from energon_lite.loader.resume import states_of, text_of
 from energon_lite.loader.stats import Stats
 from energon_lite.loader.trainers import EpochSampler, OwnCollate
 from energon_lite.loader.workers.executor import Limits, RunSettings
 from energon_lite.loader.workers.watchdog import Watchdog
 from energon_lite.names.energon_modules import Described, LazyFunction
+from energon_lite.sources.expected_reads import fetched
+from energon_lite.storage.local_paths import growing_path
 
 T = TypeVar("T")
 
@@ -95,6 +96,8 @@ class SavableDataLoader(Described, DataLoader[T]):
             share a process group, or drops where a batch cannot carry the mask; else it is uneven.
         restart_workers: how many worker processes that die may be replaced within ten minutes;
             no batch changes.
+        workers: `RayWorkers`, or another maker of workers, in the place of those of the
+            `worker_config`.
         stall_timeout_sec: a worker process that takes longer for a batch, or to start, is reported
             and replaced; None for never.
 
@@ -124,11 +127,15 @@ class SavableDataLoader(Described, DataLoader[T]):
         end: End | None = None,
         restart_workers: int = 3,
         stall_timeout_sec: float | None = None,
+        workers: Any = None,
     ) -> None:
         options = {name: value for name, value in locals().items() if name in _CHECKS}
         del checkpoint_every_sec, checkpoint_every_min_n_samples, n_checkpoints
         del gc_collect_every_n_steps, gc_freeze_at_start
         config = _worker_config_of(dataset, worker_config)
+        if workers is not None:
+            place = {"num_workers": workers.num_workers, "start_method": None}
+            config = replace(config, worker_type=workers, **place)
         for name, value in options.items():
             _check_option(name, value)
         handler = (dataset.worker_config or config).global_error_handler
@@ -137,7 +144,7 @@ class SavableDataLoader(Described, DataLoader[T]):
         waits = (watchdog_timeout_seconds or 0, watchdog_initial_timeout_seconds or 0)
         # Workers report what they do themselves.
         watchdog = Watchdog(*((0, 0) if config.num_workers else waits))
-        own_log = Path(str(skip_log).replace("{rank}", str(config.rank))).absolute()
+        own_log = growing_path(str(skip_log).replace("{rank}", str(config.rank))).absolute()
         settings = RunSettings(
             prefetch_factor=prefetch_factor,
             limits=Limits(waits[0], stall_timeout_sec or 0, max(waits) if fail_on_timeout else 0),
@@ -169,8 +176,7 @@ class SavableDataLoader(Described, DataLoader[T]):
     @property
     def num_skipped(self) -> dict[str, int]:
         """Counts, by source, the samples skipped on the way to the batches yielded here."""
-        counted = self._run.counter.counted()
-        return {name: stats.skipped for name, stats in counted.items() if stats.skipped}
+        return {name: stats.skipped for name, stats in self.stats().items() if stats.skipped}
 
     def stats(self) -> Stats:
         """Returns what each source yielded here, and its target in the blend.
@@ -179,6 +185,7 @@ class SavableDataLoader(Described, DataLoader[T]):
         """
         found, config = self._run.counter.stats(self._run.num_run_items), self.worker_config
         found.place = config.rank, config.world_size, config.most_workers
+        found.fetched = fetched(self._run.dataset)
         return found
 
     def check_worker_number_rationality(self) -> None:
@@ -290,21 +297,14 @@ class SavableDataLoader(Described, DataLoader[T]):
         Raises:
             StateError: Some ranks did not call it within `state_timeout_sec`.
         """
-        return self._gathered("save_state_global()", self._exchange.rank_of(global_dst_rank))
+        collector, state = self._exchange.rank_of(global_dst_rank), self.save_state_rank()
+        return self._exchange.gather(*self._to_gather(state, "save_state_global()"), collector)
 
-    def _gathered(self, call: str, collector: int | None = None) -> list[dict[str, Any]] | None:
-        """Returns the states of all ranks; the first has the configuration.
-
-        Args:
-            call: what all ranks must call.
-            collector: the rank that gets them; None for all ranks.
-        """
-        state = self.save_state_rank()
-        config, state["config"], name = state["config"], None, state["pipeline"]
-        states = self._exchange.gather(state, f"{call} of pipeline {name[:8]}", collector)
-        if states is not None:
-            states[0]["config"] = config
-        return states
+    def _to_gather(self, state: dict[str, Any], call: str) -> tuple[dict[str, Any], str]:
+        """Returns a state for those of all ranks, of which the first has the configuration."""
+        if self.worker_config.rank and not self._exchange.is_alone:
+            state["config"] = None
+        return state, f"{call} of pipeline {state['pipeline'][:8]}"
 
     def restore_state_global(
         self,
@@ -346,13 +346,14 @@ class SavableDataLoader(Described, DataLoader[T]):
     def state_dict(self) -> dict[str, Any]:
         """Returns the states of all ranks as one that each of them can load; all must call it.
 
-        It has one key, with the states as a JSON string, so that `torch.distributed.checkpoint`
+        It has one key, with the states as a text, so that `torch.distributed.checkpoint`
         and any trainer keep it whole. Without `torch.distributed` it is the state of this rank.
 
         Raises:
             StateError: Some ranks did not call it within `state_timeout_sec`.
         """
-        return {STATE_KEY: json.dumps(self._gathered("state_dict()"))}
+        own = self._to_gather(self._run.state(as_text=False), "state_dict()")
+        return {STATE_KEY: text_of(self._exchange.gather_packed(*own))}
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any] | Sequence[Any], *, migrate: bool = False
@@ -394,7 +395,7 @@ class SavableDataLoader(Described, DataLoader[T]):
 
     def config(self) -> dict[str, JSON]:
         """Returns the settings that decide the content."""
-        return self._run.dataset_config
+        return self._run.config[-1]
 
     def can_restore_sample(self) -> bool:
         """Whether every stage can be run again on one sample."""

@@ -18,6 +18,7 @@ from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import append, pass_on
 from energon_lite.core.state import Snapshot, checksum, digest
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
+from energon_lite.loader.count_table import weights_in
 from energon_lite.loader.ends import EvenPass, PassEnds
 from energon_lite.loader.resume import (
     LoaderPosition,
@@ -33,6 +34,7 @@ from energon_lite.loader.workers.executor import RunSettings, WorkerDied
 from energon_lite.loader.workers.rank_feed import Delivery, Mark, PassStart
 from energon_lite.loader.workers.watchdog import Watchdog
 from energon_lite.loader.workers.worker_pool import WorkerPool
+from energon_lite.sources.expected_reads import announce
 from energon_lite.stages.loss_weights import warn_of_unused_weights
 
 T = TypeVar("T")
@@ -63,13 +65,13 @@ class RankRun(Generic[T]):
     ) -> None:
         slots = RankSlots(0, config.rank, config.world_size, config.default_num_streams)
         check_steps(dataset, slots)
+        announce(dataset, slots, config.node_groups)
         self.dataset = dataset
-        self.dataset_config = dataset.config()
-        self._saved_config = {
-            "pipeline": digest(self.dataset_config), "config": compressed(self.dataset_config),
-        }  # fmt: skip
+        settings_of_all = dataset.config()
+        self.config = compressed(settings_of_all), digest(settings_of_all), settings_of_all
+        self._weights = weights_in(settings_of_all)
         self._set_position(LoaderPosition(PassStart(slots)))
-        self.counter = Counter(dataset)
+        self.counter = Counter(dataset, self._weights)
         self._config = config
         self._settings = settings
         self._watchdog = watchdog
@@ -91,9 +93,12 @@ class RankRun(Generic[T]):
 
     def _go_to(self, position: LoaderPosition) -> None:
         self.stop_workers()
+        announce(self.dataset, position.start.slots, self._config.node_groups)
         self._set_position(position)
         self.seek = Seek(is_restored=True, is_fresh=False)
-        self.counter = Counter(self.dataset, position.counted, position.target, self.num_run_items)
+        self.counter = Counter(
+            self.dataset, self._weights, position.counted, position.before, self.num_run_items
+        )
 
     def _set_position(self, position: LoaderPosition) -> None:
         """Puts the run to the start of a pass, or to where it is resumed in one."""
@@ -143,6 +148,7 @@ class RankRun(Generic[T]):
 
     def _begin(self, seek: Seek) -> None:
         """Begins the next `iter`: the rest of the pass in training, a new pass in validation."""
+        self._config.nodes.check(self.position.start.slots.num_streams)
         self.seek = Seek(is_fresh=False, offset=seek.offset)
         if self._ahead and self._ahead[0] is None:
             self._advance(True)  # the last `for` was left with the last batch, known to be it
@@ -382,19 +388,25 @@ class RankRun(Generic[T]):
         Raises:
             StateError: They do not fit each other or this pipeline.
         """
-        return resume(states, self.dataset, self._config, self.dataset_config, migrate)
+        return resume(states, self.dataset, self._config, self.config, migrate)
 
-    def state(self) -> dict[str, Any]:
+    def state(self, *, as_text: bool = True) -> dict[str, Any]:
         """Returns where the rank stands, as plain JSON; asks no worker and waits for nothing.
 
         In a step, as by a handler of a signal, it is where the rank stood before.
-        """
-        return self._state_at(self._place)
 
-    def _state_at(self, place: Any) -> dict[str, Any]:
+        Args:
+            as_text: whether the streams are compressed.
+        """
+        return self._state_at(self._place, as_text)
+
+    def _state_at(self, place: Any, as_text: bool = False) -> dict[str, Any]:
         _, attributes, snapshots, _, counter, counted = place
         position, counter = LoaderPosition(**attributes), copy.copy(counter)
         counter.mark = counted
-        stats = counter.to_json(self._run_items_at(position))
-        state = position.to_json(snapshots, stats) | self._saved_config
+        stats = counter.table(self._run_items_at(position)).to_json(self._weights)
+        state = position.to_json(snapshots, stats)
+        state["config"], state["pipeline"], _ = self.config
+        if as_text:
+            state["streams"] = compressed(state["streams"])
         return {**state, "checksum": checksum(state)}

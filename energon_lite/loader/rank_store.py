@@ -44,7 +44,7 @@ _SHORTEST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.0002, 0.05
 _SHORTEST_OF_RANK_SEC, _LONGEST_OF_RANK_SEC = 0.00002, 0.0002
 # Bytes of a piece of a value, and of the values of all ranks in a round.
 _PIECE_BYTES = 4 << 20
-_MAX_BYTES = 1 << 30
+MAX_STATES_BYTES = 1 << 30
 # Ranks that ask for those that are missing, and log them.
 _MAX_LOGGING = 8
 # Keys that a store is asked for at once, and missing ranks that a message names.
@@ -141,6 +141,10 @@ def _delete(store: Any, key: str) -> None:
         store.delete_key(f"{start}/{key}")
         start += _PIECE_BYTES
     store.delete_key(f"0/{key}")
+
+
+def _zipped(values: list[Any]) -> bytes:
+    return zlib.compress(json.dumps(values).encode(), 6)
 
 
 class CountedVotes:
@@ -324,19 +328,25 @@ class Exchange:
         Raises:
             StateError: Some ranks did not call it in time, or called something else.
         """
-        if self._is_alone:
-            return [value]
-        values = self._round(value, what, collector or 0, is_shared=collector is None)
-        return values if collector in (None, self._config.rank) else None
+        packed = self.gather_packed(value, what, collector)
+        found: list[Any] | None = json.loads(zlib.decompress(packed)) if packed else None
+        return found
+
+    def gather_packed(self, value: Any, what: str, collector: int | None = None) -> bytes:
+        """Returns the list that `gather` returns as JSON, compressed by zlib; nothing for None."""
+        if self.is_alone:
+            return _zipped([value])
+        return self._round(value, what, collector or 0, is_shared=collector is None)
 
     def broadcast(self, value: Any, what: str, src_rank: int) -> Any:
         """Returns the value of the rank `src_rank` of the group on all ranks; see `gather`."""
         if not 0 <= src_rank < self._config.world_size:
             raise ValueError(f"src_rank={src_rank} is none of {self._config.world_size} ranks")
-        if self._is_alone:
+        if self.is_alone:
             return value
         own = value if self._config.rank == src_rank else None
-        return self._round(own, what, src_rank, is_shared=True)[src_rank]
+        packed = self._round(own, what, src_rank, is_shared=True)
+        return json.loads(zlib.decompress(packed))[src_rank]
 
     def rank_of(self, global_rank: int) -> int:
         """Returns the rank inside the group of a rank of the whole world.
@@ -344,7 +354,7 @@ class Exchange:
         Raises:
             ValueError: It is not in the group.
         """
-        ranks = [global_rank] if self._is_alone else self._global_ranks()
+        ranks = [global_rank] if self.is_alone else self._global_ranks()
         if global_rank not in ranks:
             raise ValueError(
                 f"rank {global_rank} is not in the data-parallel group of this rank, which has the "
@@ -353,7 +363,8 @@ class Exchange:
         return ranks.index(global_rank)
 
     @property
-    def _is_alone(self) -> bool:
+    def is_alone(self) -> bool:
+        """Whether there are no other ranks, or none that it can talk to."""
         self._config.check_place()
         is_running = dist.is_available() and dist.is_initialized()
         return self._config.world_size == 1 or not is_running
@@ -372,8 +383,8 @@ class Exchange:
             )
         return ranks
 
-    def _round(self, value: Any, what: str, collector: int, *, is_shared: bool) -> list[Any]:
-        ranks, rank, values = self._global_ranks(), self._config.rank, list[Any]()
+    def _round(self, value: Any, what: str, collector: int, *, is_shared: bool) -> bytes:
+        ranks, rank, values = self._global_ranks(), self._config.rank, b""
         shared = group_store(self._config)
         assert shared is not None  # all ranks are there
         this = _Round(shared[0], what, rank, len(ranks), collector)
@@ -431,10 +442,10 @@ class _Round:
         """Posts the value of this rank; what is no JSON, or too large, fails the round for all."""
         try:
             text = json.dumps([self._what, value, ""])
-            if self._store.add(f"{self._number}/size", len(text)) > _MAX_BYTES:
+            if self._store.add(f"{self._number}/size", len(text)) > MAX_STATES_BYTES:
                 raise ValueError(
                     f"its {len(text):,} bytes and those of other ranks are more than "
-                    f"{_MAX_BYTES:,}; save each rank's own state with save_state_rank()"
+                    f"{MAX_STATES_BYTES:,}; save each rank's own state with save_state_rank()"
                 )
         except (TypeError, ValueError) as error:
             text = json.dumps([self._what, 0, f"rank {self._rank} cannot post its value: {error}"])
@@ -448,7 +459,7 @@ class _Round:
         text = "Rank %d has waited %.0f s in %s for ranks %s to call it, too."
         logger.warning(text, self._rank, waited_sec, self._what, missing)
 
-    def collect(self, is_shared: bool) -> list[Any]:
+    def collect(self, is_shared: bool) -> bytes:
         """Reads what all ranks posted, and tries to decide that the round has succeeded.
 
         A rank that is interrupted meanwhile takes its value back; then nothing is decided.
@@ -456,16 +467,15 @@ class _Round:
         packed = [_read(self._store, f"{self._number}/{rank}") for rank in range(self._num_ranks)]
         posted = [json.loads(zlib.decompress(text)) for text in packed if text]
         if len(posted) < self._num_ranks:
-            return []
-        values = [value for _, value, _ in posted]
+            return b""
+        values = _zipped([value for _, value, _ in posted])
         error = next((error for *_, error in posted if error), "")
         calls = {what: rank for rank, (what, *_) in enumerate(posted)}
         if len(calls) > 1:
             each = ", ".join(f"rank {rank} {what}" for what, rank in calls.items())
             error = f"the ranks called different things at once, such as {each}"
         if is_shared and not error:
-            shared = zlib.compress(json.dumps(values).encode(), 1)
-            _put(self._store, f"{self._number}/all", shared)
+            _put(self._store, f"{self._number}/all", values)
         self._decide(error, is_shared)
         return values
 
@@ -487,7 +497,7 @@ class _Round:
         outcome = json.dumps([error[:5000], is_shared])
         self._store.compare_set(f"{self._number}/outcome", "", outcome)
 
-    def result(self) -> list[Any]:
+    def result(self) -> bytes:
         """Returns the values, if they are shared; nothing on the rank that collected them.
 
         Raises:
@@ -497,9 +507,8 @@ class _Round:
         if error:
             raise StateError(error)
         if not is_shared or self._rank == self._collector:
-            return []
-        found: list[Any] = json.loads(zlib.decompress(_read(self._store, f"{self._number}/all")))
-        return found
+            return b""
+        return _read(self._store, f"{self._number}/all")
 
     def forget_earlier(self) -> None:
         """Deletes outcomes that no rank can ask for: all have left the rounds before this one."""

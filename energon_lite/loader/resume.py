@@ -36,25 +36,29 @@ from energon_lite.core.state import (
 )  # fmt: skip
 from energon_lite.core.topology import MAX_STREAMS, RankSlots, Stream, WorkerConfig
 from energon_lite.loader.comparison import Comparison
-from energon_lite.loader.stats import COUNTED
+from energon_lite.loader.count_table import CountTable, weights_in
+from energon_lite.loader.rank_store import MAX_STATES_BYTES
 from energon_lite.loader.workers.rank_feed import PassStart, StreamStart
 from energon_lite.names.energon_modules import import_name
 
 logger = logging.getLogger(__name__)
 
-# Levels of stages and restore keys within one another, and bytes of a table: more than any run has.
+# Levels of stages and restore keys within one another: more than any run has.
 _MAX_DEPTH = 300
-_MAX_BYTES = 1 << 28
 # Batches of one stream that may be computed again, or that ranks may be ahead of one another.
 _FURTHEST = 1_000_000
 _WHY_IN_STEP = "but batches of one modality must be the same on all ranks at each step"
 
+# Files are searched for the name of the format, also where a state in them is compressed.
+_PACKED = f"{FORMAT}:"
 _State = dict[str, Any]
+# The configuration of a pipeline: the text in its states, the digest, and itself.
+PipelineConfig = tuple[str, str, dict[str, JSON]]
 
 
 def compressed(value: JSON) -> str:
-    """Returns the text of a JSON value: compressed by zlib, in base85."""
-    return base64.b85encode(zlib.compress(json.dumps(value).encode(), 6)).decode()
+    """Returns the text of a JSON value: compressed by zlib, in base64."""
+    return base64.b64encode(zlib.compress(json.dumps(value).encode(), 6)).decode()
 
 
 def decompressed(text: Any, name: str) -> Any:
@@ -67,9 +71,9 @@ def decompressed(text: Any, name: str) -> Any:
         return text
     try:
         reader = zlib.decompressobj()
-        content = reader.decompress(base64.b85decode(text), _MAX_BYTES)
+        content = reader.decompress(base64.b64decode(text, validate=True), MAX_STATES_BYTES)
         if not reader.eof:
-            raise ValueError(f"it is cut short, or of more than {_MAX_BYTES:,} bytes")
+            raise ValueError(f"it is cut short, or of more than {MAX_STATES_BYTES:,} bytes")
         return json.loads(content)
     except (ValueError, RecursionError, zlib.error) as error:
         raise StateError(f"the state's {name!r} cannot be decompressed: {error}") from error
@@ -136,32 +140,18 @@ def _are_streams(value: Any) -> bool:
     )
 
 
-def _are_counts(value: Any) -> bool:
-    fields = {"target", *COUNTED}
-    return isinstance(value, dict) and all(
-        isinstance(row, dict)
-        and row.keys() == fields
-        and {*map(type, row.values())} <= {int, float}
-        and max(map(abs, row.values())) < 1 << 1000
-        for row in value.values()
-    )
-
-
 # The fields of a state: first those that are attributes of a position, under the same names.
 _OWN = {
     "count": COUNT, "num_steps": COUNT, "ended": FLAG, "items_in_pass": COUNT, "failed": COUNT,
     "drawn": COUNT,
 }  # fmt: skip
-_TABLES = {
-    "streams": Kind({}, _are_streams, "snapshots of streams with numbers of items, by number"),
-    "stats": Kind({}, _are_counts, "statistics as this version saves them, by source"),
-}
 _FIELDS = {
     **_OWN, "num_streams": _integer(1, MAX_STREAMS), "rank": COUNT,
     "world_size": _integer(1, MAX_STREAMS), "pass": COUNT, "base": COUNT,
     "emitted": Kind([], _are_regions, "a list of slots, each with base and counts"),
     "begun": Kind([], _are_numbers, "numbers of streams, ascending"),
     "config": Kind({}, lambda value: isinstance(value, dict), "a configuration"),
+    "streams": Kind({}, _are_streams, "snapshots of streams with numbers of items, by number"),
 }  # fmt: skip
 
 
@@ -178,8 +168,8 @@ class LoaderPosition:
         failed: samples that failed in a validation pass, of the batches emitted.
         drawn: samples drawn for these.
         emitted: slots that ranks of earlier topologies emitted.
-        counted: what ranks counted before the run was resumed, by source; this one continues them.
-        target: the target samples of each source up to there.
+        counted: what ranks counted before the run was resumed; this one continues them.
+        before: what a rank counted, with the target samples of each source up to there.
         edits: how the blend differs from that of the checkpoint.
         peers: the ranks that this one was resumed with; None once it has emitted a batch since.
     """
@@ -192,8 +182,8 @@ class LoaderPosition:
     failed: int = 0
     drawn: int = 0
     emitted: list[Region] = field(default_factory=list)
-    counted: list[Any] = field(default_factory=list)
-    target: dict[str, float] = field(default_factory=dict)
+    counted: list[CountTable] = field(default_factory=list)
+    before: CountTable | None = None
     edits: list[str] = field(default_factory=list)
     peers: Peers | None = None
 
@@ -236,9 +226,14 @@ class LoaderPosition:
             "base": slots.base,
             **{name: getattr(self, name) for name in _OWN},
             "emitted": [vars(region).copy() for region in self.emitted],
-            "stats": compressed(stats), "begun": sorted(streams),
-            "streams": compressed({str(i): streams[i].to_json() for i in sorted(streams)}),
+            "stats": stats, "begun": sorted(streams),
+            "streams": {str(i): streams[i].to_json() for i in sorted(streams)},
         }  # fmt: skip
+
+
+def text_of(packed: bytes) -> str:
+    """Returns what a trainer keeps of the states of all ranks, compressed JSON, as a text."""
+    return _PACKED + base64.b64encode(packed).decode()
 
 
 def states_of(state_dict: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
@@ -256,7 +251,10 @@ def states_of(state_dict: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
         return [state_dict]  # it is checked when it is read
     text, error = state_dict[STATE_KEY], None
     try:
-        found = read_json(text, STATE_KEY, _MAX_DEPTH, allow_nan=True)
+        if text.startswith(_PACKED):
+            found = decompressed(text[len(_PACKED) :], STATE_KEY)
+        else:
+            found = read_json(text, STATE_KEY, _MAX_DEPTH, allow_nan=True)
     except (TypeError, ValueError, AttributeError) as caught:
         found, error = None, caught
     if isinstance(found, list) and found and all(isinstance(state, dict) for state in found):
@@ -267,17 +265,17 @@ def states_of(state_dict: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
     ) from error
 
 
-def _checked_states(states: Sequence[Any]) -> list[_State]:
+def _checked_states(states: Sequence[Any], own: PipelineConfig) -> list[_State]:
     """Returns the states of ranks, if each is of this version and unchanged since it was saved.
 
-    They have the configuration, which is the same object in all; other tables are not read.
+    They have the configuration, which is the same object in all, and `own` where it is equal; their
+    tables are not read.
 
     Raises:
         StateError: A state is not; reports what is missing or wrong.
     """
-    read = cache(_read_config)  # equal texts once
-    configs = [_checked_config(state, read) for state in states]
-    whole = dict(filter(None, configs))
+    read = cache(lambda text: own[1:] if text == own[0] else _read_config(text))
+    whole = dict(filter(None, [_checked_config(state, read) for state in states]))
     checked = []
     for state in states:
         if state.get("pipeline") not in whole:
@@ -287,33 +285,52 @@ def _checked_states(states: Sequence[Any]) -> list[_State]:
                 "save_state_global()"
             )
         checked.append({**state, "config": whole[state["pipeline"]]})
-        for name in _FIELDS:
+        for name in _FIELDS.keys() - {"streams"}:
             _check_field(checked[-1], name)
     return checked
 
 
 def _check_field(state: _State, name: str) -> None:
-    kind, value = (_FIELDS | _TABLES)[name], state.get(name)
+    kind, value = _FIELDS[name], state.get(name)
     if not kind.fits(value):
         raise StateError(f"the state's {name!r} is {value!r:.80}, not {kind.text}")
 
 
-def table_of(state: _State, name: str) -> Any:
-    """Returns the streams or the statistics of a checked state.
+def _streams_of(state: _State) -> Any:
+    """Returns the streams of a checked state.
 
     Raises:
         StateError: They cannot be read, or contradict the rest of the state.
     """
-    state = {**state, name: decompressed(state.get(name), name)}
-    _check_field(state, name)
-    if name == "streams":
-        _check_streams(state)
-    return state[name]
+    state = {**state, "streams": decompressed(state.get("streams"), "streams")}
+    _check_field(state, "streams")
+    _check_streams(state)
+    return state["streams"]
 
 
 def _read_config(text: Any) -> tuple[str, Any]:
     config = decompressed(text, "config")
     return digest(config), config
+
+
+def counts_in(states: Sequence[Mapping[str, Any]]) -> list[dict[str, dict[str, float]]]:
+    """Returns targets and counts by source of each of some states; none where they are not known.
+
+    A state without its configuration needs another one that has it.
+
+    Raises:
+        StateError: They are corrupt.
+    """
+    texts = {state.get("pipeline"): state["config"] for state in states if state.get("config")}
+    weights = {name: weights_in(decompressed(text, "config")) for name, text in texts.items()}
+
+    def rows(state: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+        own = weights.get(state.get("pipeline"))
+        if own is None or state.get("version") != VERSION:
+            return {}
+        return CountTable.from_json(state.get("stats"), own).rows()
+
+    return [*map(rows, states)]
 
 
 def _checked_config(state: Any, read: Callable[[Any], tuple[str, Any]]) -> tuple[str, Any] | None:
@@ -383,7 +400,7 @@ def resume(
     states: Sequence[Any],
     dataset: SavableDataset[Any],
     config: WorkerConfig,
-    dataset_config: dict[str, JSON],
+    own: PipelineConfig,
     migrate: bool = False,
 ) -> LoaderPosition:
     """Returns the position at which a rank resumes.
@@ -393,24 +410,25 @@ def resume(
             if the topology is unchanged.
         dataset: the pipeline.
         config: the rank now.
-        dataset_config: the configuration of the pipeline.
+        own: the configuration of the pipeline.
         migrate: whether sources may have been added, removed or weighted differently.
 
     Raises:
         StateError: The states do not fit each other, the pipeline or the topology, or are corrupt.
     """
     try:
-        checked = _checked_states(states)
+        checked = _checked_states(states, own)
         if not checked:
             raise StateError("there is no state in the list; pass the states of all ranks")
-        found = Comparison(checked[0]["config"], dataset_config)
+        saved, here = checked[0]["config"], own[-1]
+        found = Comparison(saved, here)
         _check_config(found, migrate)
         _check_same(checked, "pipeline")
         fresh = StreamRun(dataset, Stream(0, checked[0]["num_streams"])).snapshot()
         migration = None
         if found.changes_draws:
             make = import_name("energon_lite.extras.migration.migration:Migration")
-            migration = make(found, checked[0]["config"], dataset_config, fresh)
+            migration = make(found, saved, here, fresh)
         position = _position(checked, config, dataset.endless, fresh, migration)
         position.edits = found.edits + (migration.notes if migration else [])
         for form in dict.fromkeys(found.forms):
@@ -477,9 +495,13 @@ def _position(
     counted = [state for state in states if state["rank"] % world_size == rank]
     position.failed = sum(state["failed"] for state in counted)
     position.drawn = sum(state["drawn"] for state in counted)
-    position.counted = [table_of(state, "stats") for state in counted]
-    rows = table_of(states[0], "stats").items()
-    position.target = {name: row["target"] for name, row in rows if row["target"]}
+    weights = weights_in(states[0]["config"])
+    tables = {
+        state["rank"]: CountTable.from_json(state.get("stats"), weights)
+        for state in [*counted, *states[:1]]
+    }
+    position.before = tables[states[0]["rank"]]
+    position.counted = [tables[state["rank"]] for state in counted]
     return position
 
 
@@ -571,7 +593,7 @@ def _snapshots_of(
     It reads only the states of ranks that have begun this stream.
     """
     there = [state for state in states if state["pass"] == pass_index]
-    table = cache(lambda number: table_of(there[number], "streams"))
+    table = cache(lambda number: _streams_of(there[number]))
 
     def newest(index: int) -> list[Snapshot]:
         numbers = (number for number, state in enumerate(there) if index in state["begun"])

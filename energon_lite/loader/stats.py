@@ -5,18 +5,21 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
+from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch.distributed as dist
 
+from energon_lite.core.arrays import Float64Array
 from energon_lite.core.dataset import SavableDataset, SourceFacts
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.keys import leaves
-from energon_lite.core.state import JSON
 from energon_lite.core.stream_context import SKIP_ALLOWANCE, CostRow, SkipRecord
 from energon_lite.core.tables import table_lines
 from energon_lite.core.topology import Stream, WorkerConfig
+from energon_lite.loader.count_table import COUNTED, CountTable
 from energon_lite.loader.rank_store import TIMEOUT_SEC, Exchange
 from energon_lite.loader.workers.rank_feed import Delivery
 from energon_lite.names.energon_modules import LazyFunction
@@ -61,15 +64,6 @@ class SourceStats:
     wait_sec: float = 0.0
 
 
-# What is counted; the rest of `SourceStats` is worked out of these and of the blend.
-COUNTED = (
-    "samples", "batches", "draws", "skipped", "tokens", "overlong", "loss_weight_sum", "read_sec",
-    "encode_sec", "wait_sec",
-)  # fmt: skip
-_WHOLE, _TIMES = COUNTED[:-3], COUNTED[-3:]
-_NOTHING = SourceStats()
-
-
 class Stats(dict[str, SourceStats]):
     """Statistics by source id, of one rank or of several together.
 
@@ -80,11 +74,21 @@ class Stats(dict[str, SourceStats]):
         place: rank, number of ranks, and workers of each, of the loader; after `reduced`, one rank
             stands for all.
         ranks: after `reduced`, the counts of each rank.
+        waited_sec: how long the training loop waited for batches since the loader was made, or
+            restored.
+        workers_needed: how many workers of this rank would have sufficed: seconds of reading and of
+            hooks for each second of the training loop without its waits; None before two batches.
+        fetched: of datasets in object stores, `requests`, `bytes`, `retries`, `waits` and
+            `wait_sec` of their folder by source: of all programs of this machine that fetch at the
+            same time.
     """
 
     _write_stats = LazyFunction("energon_lite.extras.report.stats_file:write_stats")
     place: tuple[int, int, int | None] = (0, 1, None)
     ranks: Sequence[Mapping[str, Mapping[str, float]]] = ()
+    waited_sec = 0.0
+    workers_needed: float | None = None
+    fetched: Mapping[str, Mapping[str, float]] = {}
 
     def __init__(
         self,
@@ -141,6 +145,10 @@ class Stats(dict[str, SourceStats]):
             f"{prefix}{name}/{field}": float(value)
             for name, stats in self.items()
             for field, value in dataclasses.asdict(stats).items()
+        } | {
+            f"{prefix}{name}/fetched_{field}": value
+            for name, counts in self.fetched.items()
+            for field, value in counts.items()
         }
 
     def write_to(self, writer: Any, step: int, prefix: str = "data/") -> None:
@@ -173,11 +181,13 @@ class Stats(dict[str, SourceStats]):
         return "\n".join(table_lines(rows))
 
 
-# One row per delivery: its costs, skips and wait. A mark: sums, rows that are not in them yet, and
-# the number of items.
+# One row per delivery: its costs, skips and wait. A mark: sums, shape (10, N), rows that are not in
+# them yet, and the number of items.
 _Row = tuple[Sequence[CostRow], Sequence[SkipRecord], "float | None"]
-CounterMark = tuple[dict[str, SourceStats], tuple[_Row, ...], int]
+CounterMark = tuple[Float64Array, tuple[_Row, ...], int]
 _MAX_ROWS = 64
+_SECONDS = [*map(COUNTED.index, ("read_sec", "encode_sec", "wait_sec"))]
+_DRAWS, _SAMPLES, _LOSS = map(COUNTED.index, ("draws", "samples", "loss_weight_sum"))
 
 
 class Counter:
@@ -185,8 +195,9 @@ class Counter:
 
     Args:
         dataset: the pipeline, which knows what it asks.
+        names: of the sources in its configuration.
         counted: counts before the last restore, of the ranks that this one continues.
-        target: the target samples of each source up to there.
+        before: of a rank, with the target of each source up to there.
         num_items: items that the whole run yielded before.
 
     Attributes:
@@ -196,20 +207,48 @@ class Counter:
     def __init__(
         self,
         dataset: SavableDataset[Any],
-        counted: Iterable[Mapping[str, Mapping[str, float]]] = (),
-        target: Mapping[str, float] | None = None,
+        names: Iterable[str],
+        counted: Sequence[CountTable] = (),
+        before: CountTable | None = None,
         num_items: int = 0,
     ) -> None:
         self._dataset = dataset
-        self._target_before = dict(target or {})
+        # The columns of the sources: those of the configuration, then others as they come.
+        self._places = {name: place for place, name in enumerate(names)}
         # Up to the last restore, and up to here.
-        self._target_draws = lru_cache(2)(partial(_target_draws, dataset))
+        self._target_draws = lru_cache(2)(lambda n: self._of(_target_draws(dataset, n)))
         self._items_before = num_items
-        self._loss_weights = {facts.name: facts.loss_weight for facts in dataset.sources()}
+        target = dict(zip(before.names, before.target, strict=True)) if before else {}
+        self._target_before = self._of(target)
+        more = {facts.name: facts.loss_weight - 1 for facts in dataset.sources()}
+        self._loss_weights = 1 + self._of(more)
         # Sums are made of whole numbers of samples, so that they do not drift.
-        self._before = _sums(counted)
+        self._before = np.zeros((len(COUNTED), 0))
+        for table in counted:
+            places = self._placed(table.names)
+            self._before = self._whole(self._before)
+            self._before[:, places] += table.counts
         # Values that are never changed, so that a caller can return to them.
         self.mark: CounterMark = (self._before, (), 0)
+        self._clock: tuple[float, float] | None = (
+            None  # when the first was asked for, the last came
+        )
+
+    def _placed(self, names: Iterable[str]) -> list[int]:
+        places = self._places
+        return [places.setdefault(name, len(places)) for name in names]
+
+    def _of(self, values: Mapping[str, float]) -> Float64Array:
+        places = self._placed(values)
+        column = np.zeros(len(self._places))
+        column[places] = [*values.values()]
+        return column
+
+    def _whole(self, found: Float64Array, rest: float = 0.0) -> Float64Array:
+        """Returns a copy with all sources that are known by now."""
+        whole = np.full((*found.shape[:-1], len(self._places)), rest)
+        whole[..., : found.shape[-1]] = found
+        return whole
 
     def add(
         self, costs: Sequence[CostRow], skipped: Sequence[SkipRecord], wait_sec: float | None = None
@@ -223,104 +262,83 @@ class Counter:
         """
         if len(self.mark[1]) == _MAX_ROWS:
             _ = self._counted
+        if wait_sec is not None:
+            now = perf_counter()
+            self._clock = (self._clock or (now - wait_sec, now))[0], now
         counted, rows, num_items = self.mark
         row = costs, skipped, wait_sec
         self.mark = (counted, (*rows, row), num_items + (wait_sec is not None))
 
     @property
-    def _counted(self) -> dict[str, SourceStats]:
+    def _counted(self) -> Float64Array:
         counted, rows, num_items = self.mark
         if rows:
-            counted = _summed(counted, rows)
+            added = _summed(rows)
+            places = self._placed(added)
+            counted = self._whole(counted)
+            counted[:, places] += [[getattr(own, n) for own in added.values()] for n in COUNTED]
             self.mark = (counted, (), num_items)
         return counted
 
-    def counted(self) -> dict[str, SourceStats]:
-        """Returns a copy of what was counted."""
-        found = {}
-        for name, stats in self._counted.items():
-            before = self._before.get(name, _NOTHING)
-            since = self._loss_weights.get(name, 1.0) * (stats.samples - before.samples)
-            found[name] = _copy_of(stats)
-            found[name].loss_weight_sum = before.loss_weight_sum + since
-        return found
-
-    def target(self, num_items: int) -> dict[str, float]:
+    def _target(self, num_items: int) -> Float64Array:
         """Returns the target samples of each source in the run's first items.
 
         The target up to the last restore is the one that was saved, also of another blend.
         """
         own_items = self.mark[-1]
-        before = sum(stats.draws for stats in self._before.values())
-        draws = sum(stats.draws for stats in self._counted.values()) - before
+        draws = self._counted[_DRAWS].sum() - self._before[_DRAWS].sum()
         # Draws of an item on this rank stand for those on the others; all targets together are the
         # draws up to the last restore.
         per_item = draws / own_items if own_items else 1.0
-        first = round(sum(self._target_before.values()) or self._items_before * per_item)
+        first = round(self._target_before.sum() or self._items_before * per_item)
         stop = first + round((num_items - self._items_before) * per_item)
-        found, known = dict(self._target_before), self._target_draws(first)
-        for name, number in self._target_draws(stop).items():
-            found[name] = found.get(name, 0.0) + number - known.get(name, 0.0)
-        return found
+        now, then = self._target_draws(stop), self._target_draws(first)
+        return self._whole(self._target_before) + self._whole(now) - self._whole(then)
+
+    def table(self, num_items: int) -> CountTable:
+        """Returns all counts and targets, where the whole run has yielded `num_items`."""
+        target, counts = self._target(num_items), self._whole(self._counted)
+        before, weights = self._whole(self._before), self._whole(self._loss_weights, 1.0)
+        since = weights * (counts[_SAMPLES] - before[_SAMPLES])
+        counts[_LOSS] = before[_LOSS] + since
+        return CountTable([*self._places], target, counts)
 
     def stats(self, num_items: int) -> Stats:
         """Returns the statistics, where the whole run has yielded `num_items`."""
         facts = {facts.name: facts for facts in self._dataset.sources()}
-        return Stats(self.counted(), self.target(num_items), facts, self._dataset.traits.unit)
-
-    def to_json(self, num_items: int) -> dict[str, JSON]:
-        """Returns all counts and the target samples, by source."""
-        counted, target = self.counted(), self.target(num_items)
-        return {
-            name: {
-                "target": round(target.get(name, 0.0), 6),
-                **_counts(counted.get(name, _NOTHING)),
-            }
-            for name in dict.fromkeys((*target, *counted))
-        }
-
-
-def _copy_of(stats: SourceStats) -> SourceStats:
-    """Returns a copy in a fraction of the time of `dataclasses.replace`."""
-    copied = SourceStats()
-    vars(copied).update(vars(stats))
-    return copied
-
-
-def _counts(stats: SourceStats) -> dict[str, JSON]:
-    own = vars(stats)
-    counts: dict[str, JSON] = {name: own[name] for name in _WHOLE}
-    for name in _TIMES:
-        counts[name] = round(own[name], 3)
-    return counts
+        rows: dict[str, Any] = self.table(num_items).rows()
+        target = {name: row.pop("target") for name, row in rows.items()}
+        counted = {name: SourceStats(**row) for name, row in rows.items()}
+        found = Stats(counted, target, facts, self._dataset.traits.unit)
+        read, encode, found.waited_sec = (
+            self._counted[_SECONDS].sum(1) - self._before[_SECONDS].sum(1)
+        ).tolist()
+        first, last = self._clock or (0.0, 0.0)
+        if (own_sec := last - first - found.waited_sec) > 0:
+            found.workers_needed = (read + encode) / own_sec
+        return found
 
 
 def _sums(ranks: Iterable[Mapping[str, Mapping[str, float]]]) -> dict[str, SourceStats]:
     """Returns the counts of several ranks together, by source."""
-    sums: dict[str, SourceStats] = {}
+    sums = collections.defaultdict[str, SourceStats](SourceStats)
     for rank in ranks:
         for source, fields in rank.items():
-            stats = sums.setdefault(source, SourceStats())
             for name in COUNTED:
-                setattr(stats, name, getattr(stats, name) + fields[name])
+                setattr(sums[source], name, getattr(sums[source], name) + fields[name])
     return sums
 
 
-def _summed(sums: Mapping[str, SourceStats], rows: Sequence[_Row]) -> dict[str, SourceStats]:
-    """Returns sums with what was counted since."""
-    touched: dict[str, SourceStats] = {}
-
-    def of(source: str) -> SourceStats:
-        stats = touched[source] = _copy_of(sums.get(source, _NOTHING))
-        return stats
-
+def _summed(rows: Sequence[_Row]) -> dict[str, SourceStats]:
+    """Returns what rows count, by source."""
+    added = collections.defaultdict[str, SourceStats](SourceStats)
     for costs, skipped, wait_sec in rows:
         lost = lost_samples(skipped) if skipped else {}
         for source, number in lost.items():
-            (touched.get(source) or of(source)).skipped += number
+            added[source].skipped += number
         total = sum([row[1] for row in costs])
         for source, draws, read_sec, encode_sec, tokens, overlong in costs:
-            stats = touched.get(source) or of(source)
+            stats = added[source]
             stats.draws += draws
             stats.overlong += overlong
             stats.read_sec += read_sec
@@ -337,8 +355,8 @@ def _summed(sums: Mapping[str, SourceStats], rows: Sequence[_Row]) -> dict[str, 
                 # had been buffered, and were counted.
                 lost[source] = max(0, lost.get(source, 0) - draws)
         for source, number in lost.items():
-            (touched.get(source) or of(source)).samples -= number
-    return {**sums, **touched}
+            added[source].samples -= number
+    return added
 
 
 def lost_samples(records: Sequence[SkipRecord]) -> dict[str, int]:

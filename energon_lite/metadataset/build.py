@@ -11,6 +11,7 @@ from energon_lite.core.dataset import AnyDataset
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.metadataset.nodes import Blend, BlendEpochized, Leaf, Node, leaves
 from energon_lite.metadataset.open import LeafOpener, located
+from energon_lite.names.energon_modules import uncollected
 from energon_lite.order.schedules import Weight, Weights
 from energon_lite.stages.blend import BlendDataset, TokenBlendDataset
 from energon_lite.stages.concat import ConcatDataset, RepeatDataset, total_items, unique_sources
@@ -67,7 +68,8 @@ def _blend(node: Blend, opener: LeafOpener, endless: bool) -> AnyDataset:
         )
     with located(node.place):
         flat, weights = _flattened(node, node)
-    members = [_build(member, opener, until == "forever") for member in flat]
+    with uncollected():
+        members = [_build(member, opener, until == "forever") for member in flat]
     pairs = [(member, 1.0) for member in members]
     dataset: AnyDataset
     with located(node.place):

@@ -64,7 +64,8 @@ class Aux:
     label: str = ""
 
 
-_PLAIN_FOLDER = "filesystem://"
+# Before a local path, or `filesystem+` before the address of a store.
+_PLAIN_FOLDER = re.compile(r"^filesystem(?::/{2}|\+(?=\w+:/))")
 # Names that mean something else among the arguments of a cooker.
 _RESERVED = {
     "primary": "the dataset itself, for `@cooker(need_primary=True)`",
@@ -92,10 +93,14 @@ def _read_store(raw: Any, place: Place) -> Aux:
         if len(paths) != 1:
             raise place.mismatch(_STORE, dict(raw))
         ((name, written),) = paths.items()
-        return Aux(written.removeprefix(_PLAIN_FOLDER), name == "fs_path", place)
-    if not isinstance(raw, str) or not raw.removeprefix(_PLAIN_FOLDER):
+        return Aux(_without_mark(written), name == "fs_path", place)
+    if not isinstance(raw, str) or not _without_mark(raw):
         raise place.mismatch(_STORE, raw)
-    return Aux(raw.removeprefix(_PLAIN_FOLDER), raw.startswith(_PLAIN_FOLDER), place)
+    return Aux(_without_mark(raw), raw != _without_mark(raw), place)
+
+
+def _without_mark(written: str) -> str:
+    return _PLAIN_FOLDER.sub("", written, count=1)
 
 
 def _read_stores(raw: Any, place: Place) -> dict[str, Aux]:
@@ -182,6 +187,8 @@ class Leaf(_Anywhere):
         written: A prepared dataset folder or another metadataset file; relative to this file.
         dataset_config: File in .nv-meta to use instead of dataset.yaml.
         split_config: File in .nv-meta to use instead of split.yaml.
+        meta_dir: Folder with the .nv-meta and the tar indexes, if they are not beside the tars;
+            relative to this file.
         aux: File stores that the cookers of a crude dataset get as arguments, by name. Prepared
             datasets, or plain folders (filesystem://FOLDER); relative to this file.
         path: the absolute path of the folder; `.` and `..` are resolved as text, links are not
@@ -194,6 +201,7 @@ class Leaf(_Anywhere):
     subset: tuple[SubsetRange, ...] = key(subset(Subset, "subset"), default=())
     dataset_config: str | None = key(optional(TEXT), default=None)
     split_config: str | None = key(optional(TEXT), default=None)
+    meta_dir: str | None = key(optional(TEXT), default=None)
     aux: dict[str, Aux] = key(optional(_STORES, absent={}), default_factory=dict)
     path: PurePath = Path()
     source_id: str = ""

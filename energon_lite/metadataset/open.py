@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,7 +31,7 @@ from energon_lite.names.energon_modules import import_name
 from energon_lite.sources.dataset_config import load_factory, load_joiner
 from energon_lite.sources.source_factory import SourceFactory
 from energon_lite.storage import files
-from energon_lite.storage.local_paths import local_path
+from energon_lite.storage.local_paths import local_path, with_meta_dir
 
 # Imported on first use.
 _JOINS, _STORES = "energon_lite.extras.joins.joined", "energon_lite.extras.stores.file_stores"
@@ -40,15 +39,16 @@ _JOINS, _STORES = "energon_lite.extras.joins.joined", "energon_lite.extras.store
 Stores = Mapping[str, FileStore[Any]]
 Cook = Callable[[SavableDataset[Any], SourceFactory[Any], Stores], SavableDataset[Any]]
 
-# Shards that all leaves together keep open. Where there are more leaves, each keeps one, up to half
-# of the files that the process may have open; the others open theirs again for every block.
+# Shards that all leaves together keep open. Where there are more leaves, each keeps one.
 _OPEN_OF_ALL = 256
 
 _SETTINGS = frozenset({
     "subflavors", "parallel_shard_iters", "trust", "sample_type", "field_map", "sample_loader",
     "part_filter", "max_samples_per_sequence",
 })  # fmt: skip
-_OF_FOLDER = frozenset({"dataset_config", "split_config", "name", "loss_weight", "subset"})
+_OF_FOLDER = frozenset(
+    {"dataset_config", "split_config", "name", "loss_weight", "subset", "meta_dir"}
+)
 
 
 def open_node(
@@ -85,9 +85,9 @@ def open_node(
             )
         return read_metadataset(path, split_part)
     assert not isinstance(path, Mapping)
-    subset = own.pop("subset", None)
+    subset, meta_dir = own.pop("subset", None), own.pop("meta_dir", None)
     return Leaf(
-        path=files.absolute(path),
+        path=files.absolute(path if meta_dir is None else with_meta_dir(path, meta_dir)),
         written=str(path),
         source_id=own.get("name") or f"{files.resolved(path).name}/{split_part}",
         split_part=split_part,
@@ -218,21 +218,16 @@ class LeafOpener:
             "worker_config": self.worker_config,
             "loss_weight": leaf.loss_weight,
             "subset": partial(range_of, leaf.subset) if leaf.subset else None,
-            "max_open": self._max_open(),
+            "max_open": self._max_open,
             "shuffle_over_epochs": combined_multiplier(
                 self.multiplier, leaf.shuffle_over_epochs_multiplier
             ),
         }
 
-    def _max_open(self) -> int:
-        """Returns how many shards the next leaf keeps open between two reads."""
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        is_in_half = limit == resource.RLIM_INFINITY or len(self.factories) < limit // 2
-        return min(MAX_OPEN, _OPEN_OF_ALL // self._num_leaves) or int(is_in_half)
-
     @cached_property
-    def _num_leaves(self) -> int:
-        return len(leaves(self.node))
+    def _max_open(self) -> int:
+        """The number of shards that each leaf keeps open between two reads."""
+        return max(1, min(MAX_OPEN, _OPEN_OF_ALL // len(leaves(self.node))))
 
 
 def opened_store(aux: Aux) -> FileStore[bytes]:
@@ -262,9 +257,12 @@ def located(place: Place) -> Iterator[None]:
     """Adds a place in a metadataset to the errors of what is built from it."""
     try:
         yield
-    except (FileNotFoundError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         if str(place) in str(error):
             raise
+        if isinstance(error, OSError) and error.errno is not None:
+            text = f"{place}: {error.strerror}"
+            raise type(error)(error.errno, text, error.filename) from error
         raise type(error)(f"{place}: {error}") from error
 
 

@@ -9,8 +9,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from energon_lite.storage import files
-from energon_lite.storage.byte_file import registered
-from energon_lite.storage.local_paths import local_path, local_text
+from energon_lite.storage.local_paths import is_absolute, local_path, local_text
 
 _VARIABLE = re.compile(r"\$\{([^{}]*)\}")
 
@@ -63,7 +62,7 @@ class Folder(NamedTuple):
         if not text or "\0" in text:
             raise ValueError(f"{written!r} has no path in it; correct it")
         path = joined(self.path, text)
-        if not _is_absolute(text):
+        if not is_absolute(text):
             label = None if self.label is None else normalised(posixpath.join(self.label, text))
             return Target(path, normalised(posixpath.join(self.shown, text)), label)
         if text != local:
@@ -85,10 +84,6 @@ def root_folder(source: str) -> Folder:
     """Returns the folder of the root metadataset, `source`."""
     path = joined(files.absolute(PurePath()), source).parent
     return Folder(path, posixpath.dirname(source), "", path)
-
-
-def _is_absolute(text: str) -> bool:
-    return text.startswith("/") or registered(PurePath(text)) is not None
 
 
 def expanded(text: str) -> str:
@@ -124,7 +119,10 @@ def joined(folder: PurePath, text: str) -> PurePath:
         >>> str(joined(PurePath("/data/meta"), "../coco/./train"))
         '/data/coco/train'
     """
-    root, *names = (PurePath(text) if _is_absolute(text) else folder / text).parts
+    path = PurePath(text) if is_absolute(text) else folder / text
+    if ".." not in path.parts:
+        return local_path(path)
+    root, *names = path.parts
     parts: list[str] = []
     for name in names:
         if name != "..":

@@ -29,7 +29,7 @@ from energon_lite.metadataset.nodes import (
 from energon_lite.metadataset.paths import Folder, Target, root_folder
 from energon_lite.metadataset.values import ONLY_LEAVES, Place, SubsetRange, as_read, close_match
 from energon_lite.storage import files
-from energon_lite.storage.local_paths import local_path, local_text
+from energon_lite.storage.local_paths import local_path, local_text, with_meta_dir
 from energon_lite.storage.yaml import load_yaml
 
 Source: TypeAlias = "str | PathLike[str] | Mapping[str, Any]"
@@ -38,6 +38,7 @@ _SUFFIXES = (".yaml", ".yml")
 _INLINE = "<dict>"
 # For example, 10,000 datasets may have 180 subflavors each.
 _LARGEST_TREE, _TAGS = 100_000, 20
+_OF_LEAF = {field.name for field in fields(Leaf)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +113,7 @@ class _Around(NamedTuple):
     def effective(self) -> dict[str, Any]:
         """Returns the values that a leaf gets."""
         own = self._asdict()
-        return {field.name: own[field.name] for field in fields(Leaf) if field.name in own}
+        return {name: own[name] for name in _OF_LEAF & own.keys()}
 
 
 def is_metadataset(path: Source) -> bool:
@@ -244,30 +245,35 @@ def _blending(node: Blend, around: _Around) -> _Around:
 
 def _leaf(node: Leaf, file: _File, here: _Around) -> Node:
     """Returns a leaf with its effective values, or the node of a nested metadataset."""
-    try:
-        target = file.folder.find(node.written, expand=file.content.expand_paths)
-    except ValueError as error:
-        raise node.at("path").error(str(error)) from None
+    target = _found(node.written, file, node.at("path"))
     found = format_of(target.path)
     if found.only_part is not None:
         what = f"a {found.name} file, which has no split parts and only crude samples"
         _refuse_configs(node, what)
     if is_metadataset(target.path):
         return _nested(node, file, here, target)
+    path = target.path
+    if node.meta_dir is not None:
+        path = with_meta_dir(path, _found(node.meta_dir, file, node.at("meta_dir")).path)
     return replace(
         node,
-        path=target.path,
+        path=path,
         source_id=here.name or f"{file.folder.name(target)}/{here.split_part}",
         **here.effective(),
         aux={name: _looked_up_store(aux, file) for name, aux in node.aux.items()},
     )
 
 
-def _looked_up_store(aux: Aux, file: _File) -> Aux:
+def _found(written: str, file: _File, place: Place) -> Target:
+    """Resolves a path that is written in a file."""
     try:
-        target = file.folder.find(aux.written, expand=file.content.expand_paths)
+        return file.folder.find(written, expand=file.content.expand_paths)
     except ValueError as error:
-        raise aux.place.error(str(error)) from None
+        raise place.error(str(error)) from None
+
+
+def _looked_up_store(aux: Aux, file: _File) -> Aux:
+    target = _found(aux.written, file, aux.place)
     return replace(aux, path=target.path, label=file.folder.name(target))
 
 
@@ -300,7 +306,7 @@ def _join(node: Join, file: _File, here: _Around) -> Join:
 
 def _refuse_configs(node: Leaf, what: str) -> None:
     """Refuses the keys that are for folders, where the path is `what`."""
-    for key in ("dataset_config", "split_config"):
+    for key in ("dataset_config", "split_config", "meta_dir"):
         if getattr(node, key) is not None:
             raise node.at(key).error(
                 f"{key!r} is for dataset folders, and {node.written} is {what}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import gc
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
 from importlib.machinery import ModuleSpec
@@ -40,20 +41,26 @@ def name_table(file: str) -> dict[str, list[str]]:
     return {key: names.split() for key, _, names in rows}
 
 
-def import_name(home: str, name: str = "") -> Any:
-    """Returns a name from its home, `module` or `module:name`, which is imported if necessary.
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Has garbage collection wait, while modules or datasets are made: they leave no garbage.
 
-    Garbage collection waits meanwhile. Modules leave no garbage, but their objects would start a
-    search of all those of torch, which takes half as long as the import.
+    Their objects would start searches of all those of torch, which take half as long as an import.
     """
-    place, _, own_name = home.partition(":")
     is_collecting = gc.isenabled()
     gc.disable()
     try:
-        return getattr(import_module(place), own_name or name)
+        yield
     finally:
         if is_collecting:
             gc.enable()
+
+
+def import_name(home: str, name: str = "") -> Any:
+    """Returns a name from its home, `module` or `module:name`, which is imported if necessary."""
+    place, _, own_name = home.partition(":")
+    with uncollected():
+        return getattr(import_module(place), own_name or name)
 
 
 class LazyFunction(staticmethod):  # type: ignore[type-arg]

@@ -15,7 +15,7 @@ of all streams together, too, takes each child by its share.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import permutations
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from energon_lite.core.arrays import BoolArray, Float64Array, Int64Array
 from energon_lite.core.seeds import UInt64Array, key_of, random_words
 from energon_lite.core.topology import Stream
 from energon_lite.order.halving import Halving
-from energon_lite.order.schedules import Weights
+from energon_lite.order.schedules import Lines, Weights
 
 MODES = ("exact", "random")
 
@@ -41,12 +41,9 @@ _FEW_CHILDREN = 128
 _PERIODS_OF_FEW = (144, 89, 64)
 _PERIODS_OF_MANY = (377, 233, 24)
 
-# Of more children than this, few are looked at for a draw on a schedule.
-_MANY_CHILDREN = 256
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
 _HALF = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
-_MAX_CELLS = 1 << 22
 # Numbers that children take that are worked out at once: a worker keeps the memory that it needed.
 _CELLS_AT_ONCE = 1 << 14
 
@@ -252,13 +249,20 @@ class _Lookup:
         if self._constant is not None:
             children = np.searchsorted(self._constant, numbers, side="right")
             return children[draw - first : draw - first + count].astype(np.int64)
-        numbers = numbers.reshape(-1, SHORT_BLOCK)
-        rows = max(1, _MAX_CELLS // (SHORT_BLOCK * self._weights.num_leaves))
+        # The shares in the middle of a short block stand for it, but where a schedule has a point
+        # inside each draw has its own: a child is never drawn before or after its time.
+        num_streams, breaks = self._stream.num_streams, self._weights.breaks
+        firsts = np.arange(first, stop, SHORT_BLOCK) * num_streams + self._stream.index
+        steps = np.arange(SHORT_BLOCK) * num_streams
+        begun, ended = (np.searchsorted(breaks, x, "right") for x in (firsts, firsts + steps[-1]))
+        is_cut = (begun != ended)[:, None]
+        draws = (firsts[:, None] + np.where(is_cut, steps, steps[-1] // 2)).ravel()
+        is_new = np.diff(draws, prepend=-1) > 0
+        draws, places = draws[is_new], np.cumsum(is_new) - 1
         parts = []
-        for row in range(0, len(numbers), rows):
-            here = numbers[row : row + rows]
-            starts = first + (row + np.arange(len(here))) * SHORT_BLOCK
-            parts.append(self._scheduled(starts, here).ravel())
+        for own, lines in self._weights.blocks(draws):
+            at = slice(*np.searchsorted(places, [own.start, own.stop]))
+            parts.append(self._looked_up(draws[own], places[at] - own.start, numbers[at], lines))
         return np.concatenate(parts)[draw - first : draw - first + count]
 
     def _numbers(self, first: int, count: int) -> Float64Array:
@@ -271,73 +275,52 @@ class _Lookup:
             words = self._phase + places * _GOLDEN
         return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
-    def _scheduled(self, starts: Int64Array, numbers: Float64Array) -> Int64Array:
-        """Looks up the numbers of the short blocks that begin at `starts`.
+    def _looked_up(
+        self, draws: Int64Array, places: Int64Array, numbers: Float64Array, lines: Lines | None
+    ) -> Int64Array:
+        """Counts how many bounds of children, sums of the shares at a draw, numbers have passed.
 
-        The shares in the middle of a block stand for it, but where a schedule has a point inside
-        each draw has its own: a child is never drawn before or after its time.
+        A child of share 0 has the bound of the one before it, and none is drawn behind the first
+        whose bound is 1: no number gets there.
 
         Args:
-            starts: shape (N,), draws.
-            numbers: shape (N, SHORT_BLOCK).
-
-        Returns:
-            Children, shape (N, SHORT_BLOCK).
+            draws: shape (D,); of the run.
+            places: shape (N,); the place of each number's draw among them.
+            numbers: shape (N,); in 0..1.
+            lines: weights of which most are linear, so that their sums are, too; None if all shares
+                are to be added up.
         """
-        num_streams, breaks = self._stream.num_streams, self._weights.breaks
-        firsts = starts * num_streams + self._stream.index
-        last = (SHORT_BLOCK - 1) * num_streams
-        begun, ended = (np.searchsorted(breaks, x, side="right") for x in (firsts, firsts + last))
-        is_cut = begun != ended
-        children = np.empty(numbers.shape, dtype=np.int64)
-        for piece in np.unique(begun[~is_cut]):
-            rows = np.flatnonzero(~is_cut & (begun == piece))
-            children[rows] = self._between_points(firsts[rows] + last // 2, numbers[rows])
-        if is_cut.any():
-            draws = firsts[is_cut, None] + np.arange(SHORT_BLOCK) * num_streams
-            bounds = _cumulative(self._weights.at(draws.ravel()))
-            children[is_cut] = _look_up(bounds.reshape(*draws.shape, -1), numbers[is_cut])
-        return children
-
-    def _between_points(self, draws: Int64Array, numbers: Float64Array) -> Int64Array:
-        """Looks up numbers, shape (N, SHORT_BLOCK), by the shares at draws, shape (N,).
-
-        Of many children few are looked at: as weights change linearly, so do their sums.
-        """
-        k, line = self._weights.num_leaves, None
-        if k > _MANY_CHILDREN and len(draws) > 2:
-            line = self._weights.line(int(draws[0]), int(draws[-1]))
-        if line is None:
-            return _look_up(_cumulative(self._weights.at(draws))[:, None, :], numbers)
-        left, right = np.add.accumulate(line[0], axis=1)
-        part = ((draws - draws[0]) / (draws[-1] - draws[0]))[:, None]
+        k = self._weights.num_leaves
+        if lines is None:
+            bounds = _cumulative(self._weights.at(draws))
+            return _count_passed(len(places), k, lambda own: bounds[places, own] <= numbers)
+        left, right = np.add.accumulate(lines.ends, axis=1)
+        others = np.add.accumulate(np.pad(lines.values, ((1, 0), (0, 0))), axis=0)
+        num_others = np.searchsorted(lines.bent, np.arange(k), side="right")  # up to each child
+        of_left, of_right = lines.parts[:, places]
+        wanted = numbers * lines.total[places]
 
         def behind(children: Int64Array) -> Float64Array:
             """Returns how far their bounds lie behind the numbers, not divided."""
-            sums: Float64Array = left[children] * (1 - part) + right[children] * part
-            sums -= numbers * (left[-1] * (1 - part) + right[-1] * part)
-            return sums
+            sums: Float64Array = left[children] * of_left + right[children] * of_right - wanted
+            return sums + others[num_others[children], places] if len(lines.bent) else sums
 
-        passed = np.zeros(numbers.shape, dtype=np.int64)
-        for step in 1 << np.arange(k.bit_length())[::-1]:
-            next_ones = np.minimum(passed + step, k) - 1
-            passed += step * ((passed + step < k) & (behind(next_ones) <= 0))
+        passed = _count_passed(len(places), k, lambda children: behind(children) <= 0)
         # Where rounding might decide, all shares are added up.
-        error = k * k * 2.0**-50 * line[1]
+        error = (k + 8) ** 2 * 2.0**-49 * max(lines.ends.max(), lines.values.max(initial=0.0))
         gaps = np.minimum(abs(behind(passed)), abs(behind(np.maximum(passed - 1, 0))))
-        if (unsure := (gaps <= error).any(axis=1)).any():
-            bounds = _cumulative(self._weights.at(draws[unsure]))
-            passed[unsure] = _look_up(bounds[:, None, :], numbers[unsure])
+        if len(unsure := np.flatnonzero(gaps <= error)):
+            own = draws[places[unsure]], np.arange(len(unsure)), numbers[unsure]
+            passed[unsure] = self._looked_up(*own, None)
         return passed
 
 
-def _look_up(bounds: Float64Array, numbers: Float64Array) -> Int64Array:
-    """Counts how many bounds, shape (..., K), each number, shape (...), has passed.
-
-    A child of share 0 has the bound of the one before it, and none is drawn behind the first whose
-    bound is 1: no number gets there.
-    """
-    passed: Int64Array = np.count_nonzero(bounds <= numbers[..., None], axis=-1)
+def _count_passed(size: int, k: int, is_passed: Callable[[Int64Array], BoolArray]) -> Int64Array:
+    """Counts for each of some numbers how many of k rising bounds but the last it has passed."""
+    passed = np.zeros(size, np.int64)
+    for step in 1 << np.arange((k - 1).bit_length())[::-1]:
+        ahead = passed + step
+        passed += step * ((ahead < k) & is_passed(np.minimum(ahead, k) - 1))
     return passed
 
 

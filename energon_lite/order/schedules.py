@@ -8,10 +8,11 @@ products alone, so that every machine finds the same bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -23,8 +24,10 @@ KINDS = ("linear", "step", "cosine")
 # sin(pi * x) = sum of c_k * x**(2k + 1); for |x| <= 1/2 the first omitted term is below 1e-18.
 _SIN_PI = tuple((-1) ** k * math.pi ** (2 * k + 1) / math.factorial(2 * k + 1) for k in range(12))
 
-# `Weights.expected` works out about this number of shares, and a long interval at so few draws.
-_MOST_CELLS = 1 << 19
+# Where a block of draws has more shares than this, only weights that are not linear there are
+# worked out at each draw, at most this number at once; else all shares, as many as the last one.
+_MANY_CELLS, _MOST_BENT, _MOST_CELLS = 1 << 15, 1 << 15, 1 << 19
+# `Weights.expected` works a long interval out at so few draws.
 _FEW_NODES, _MANY_NODES = 8, 128
 # Nodes and weights of an integral over -1..1.
 _legendre = cache(np.polynomial.legendre.leggauss)
@@ -89,6 +92,24 @@ class Schedule:
 Weight: TypeAlias = float | Schedule
 
 
+class Lines(NamedTuple):
+    """Weights, not divided, at N draws that rise; of most leaves they are linear there.
+
+    Attributes:
+        ends: shape (2, K); at the first draw and at the last one, 0 where a weight is not linear.
+        parts: shape (2, N); how much of both a weight at a draw has.
+        bent: shape (B,); which leaves have weights that are not linear.
+        values: shape (B, N); these weights.
+        total: shape (N,); the sum of all weights, nowhere 0.
+    """
+
+    ends: Float64Array
+    parts: Float64Array
+    bent: Int64Array
+    values: Float64Array
+    total: Float64Array
+
+
 class Weights:
     """The shares of the leaves of a tree of blends.
 
@@ -126,13 +147,12 @@ class Weights:
             )
         nested = [inner for inner in self._inner if inner is not None]
         schedules = [weight for weight in self._weights if isinstance(weight, Schedule)]
-        self._is_scheduled = [isinstance(weight, Schedule) for weight in self._weights]
+        self._scheduled = np.flatnonzero([isinstance(w, Schedule) for w in self._weights])
         self._numbers = np.array([0.0 if isinstance(w, Schedule) else w for w in self._weights])
         self.num_leaves: int = len(entries) + sum(inner.num_leaves - 1 for inner in nested)
         self.is_constant: bool = not schedules and all(inner.is_constant for inner in nested)
         self._table = _ScheduleTable(schedules) if schedules else None
-        # What `expected` returned last, and of how many draws.
-        self._added: tuple[int, Float64Array] = 0, np.zeros(self.num_leaves)
+        self._is_nested = bool(nested)
         self.breaks: Float64Array = np.unique(
             [x for schedule in schedules for x, _ in schedule.points]
             + [x for inner in nested for x in inner.breaks.tolist()]
@@ -214,47 +234,64 @@ class Weights:
         """
         if self.is_constant:
             return num_draws * self.constant()
-        start, total = (
-            self._added if self._added[0] <= num_draws else (0, np.zeros(self.num_leaves))
-        )
+        none = 0, np.zeros(self.num_leaves)
+        start, total = found if (found := _added.get(self, none))[0] <= num_draws else none
         inside = np.ceil(self.breaks[(self.breaks > start) & (self.breaks < num_draws)])
-        edges = np.unique([start, *np.minimum(inside, num_draws).tolist(), num_draws]).astype(int)
+        edges = np.unique([start, *np.minimum(inside, num_draws).tolist(), num_draws])
         most = max(_FEW_NODES, _MOST_CELLS // (self.num_leaves * len(edges)))
+        pieces = [np.empty((2, 0))]
         for first, length in zip(edges.tolist(), np.diff(edges).tolist(), strict=False):
             if length <= most:
-                places, weights = np.arange(length), np.ones(length)
-            else:  # the integral from the first to the last draw, and half of each of these
-                nodes, parts = _legendre(min(most, _MANY_NODES) // _FEW_NODES * _FEW_NODES)
-                places = np.array([0, *(nodes + 1) / 2, 1]) * (length - 1)
-                weights = np.array([0.5, *parts * (length - 1) / 2, 0.5])
-            total = total + weights @ self.at(first + places)
-        self._added = num_draws, total
+                pieces.append(np.array([first + np.arange(length), np.ones(int(length))]))
+            else:  # the integral from the first to the last draw, and what it lacks at both ends
+                nodes, weights = _legendre(min(most, _MANY_NODES) // _FEW_NODES * _FEW_NODES)
+                last = length - 1
+                places = np.array([0, 1, *(nodes + 1) / 2 * last, last - 1, last])
+                parts = np.array([7, -1, *weights * 6 * last, -1, 7]) / 12  # Gregory's formula
+                pieces.append(np.array([first + places, parts])[:, np.argsort(places)])
+        draws, counts = np.concatenate(pieces, axis=1)
+        for own, lines in self.blocks(draws):
+            if lines is None:
+                total = total + counts[own] @ self.at(draws[own])
+            else:
+                inverse = counts[own] / lines.total
+                total = total + (lines.parts @ inverse) @ lines.ends
+                total[lines.bent] += lines.values @ inverse
+        _added[self] = num_draws, total
         return total
 
-    def line(self, first: int, last: int) -> tuple[Float64Array, float] | None:
-        """Returns the weights at two draws between which they change linearly, not divided.
+    def blocks(self, draws_N: Int64Array | Float64Array) -> Iterator[tuple[slice, Lines | None]]:
+        """Yields blocks of draws that rise, and what is linear there; None for nothing.
 
-        Args:
-            first: a draw.
-            last: a later one, no point of a schedule between them.
-
-        Returns:
-            Shape (2, K), and the largest weight at any draw; None if the weights are nested, or one
-            follows a cosine.
+        Raises:
+            ValueError: At one of the draws all leaves have weight 0.
         """
-        table = self._table
-        if table is None or any(self._inner) or table.has_cosine:
-            return None
-        ends = np.array([self._numbers, self._numbers])
-        ends[:, self._is_scheduled] = table.at(np.array([first, last])).T
-        return ends, max(float(self._numbers.max()), table.largest)
+        table, k, num = self._table, self.num_leaves, len(draws_N)
+        rows = np.arange(k)  # schedules that are not linear here
+        if table is not None and not self._is_nested and num > 2 and k * num > _MANY_CELLS:
+            rows = table.bent(draws_N)
+        is_linear = 2 * len(rows) < k
+        if num > max(1, _MOST_BENT // (len(rows) + 1) if is_linear else _MOST_CELLS // k):
+            for first, stop in ((0, num // 2), (num // 2, num)):
+                for own, lines in self.blocks(draws_N[first:stop]):
+                    yield slice(first + own.start, first + own.stop), lines
+        elif table is None or not is_linear:
+            yield slice(0, num), None
+        else:
+            part = (draws_N - draws_N[0]) / (draws_N[-1] - draws_N[0])
+            parts, bent = np.stack([1 - part, part]), self._scheduled[rows]
+            ends, values = np.stack([self._numbers, self._numbers]), table.at(draws_N, rows)
+            ends[:, self._scheduled] = [table.at(draws_N[[n]])[:, 0] for n in (0, -1)]
+            ends[:, bent] = 0
+            total = ends.sum(axis=1) @ parts + values.sum(axis=0)
+            self.at(draws_N[total == 0])  # raises if there is one
+            yield slice(0, num), Lines(ends, parts, bent, values, total)
 
     def _at(self, draws: Int64Array | Float64Array) -> tuple[Float64Array, BoolArray]:
         """Returns shares (N, K), rows of 0 where all is 0; and which rows are not, shape (N,)."""
-        own = np.empty((len(draws), len(self._weights)))
-        own[:] = self._numbers
+        own = np.tile(self._numbers, (len(draws), 1))
         if self._table is not None:
-            own[:, self._is_scheduled] = self._table.at(draws).T
+            own[:, self._scheduled] = self._table.at(draws).T
         inner_shares: dict[int, Float64Array] = {}
         for number, inner in enumerate(self._inner):
             if inner is not None:
@@ -266,10 +303,12 @@ class Weights:
         own /= np.where(is_alive, totals, 1.0)[:, None]
         if not inner_shares:
             return own, is_alive
-        columns = [
-            own[:, [number]] * inner_shares.get(number, 1.0) for number in range(own.shape[1])
-        ]
+        columns = [own[:, [n]] * inner_shares.get(n, 1.0) for n in range(own.shape[1])]
         return np.concatenate(columns, axis=1), is_alive
+
+
+# What `Weights.expected` returned last, and of how many draws.
+_added: WeakKeyDictionary[Weights, tuple[int, Float64Array]] = WeakKeyDictionary()
 
 
 class _ScheduleTable:
@@ -283,25 +322,30 @@ class _ScheduleTable:
         kinds = np.array([[schedule.kind] for schedule in schedules])
         self._is_cosine, self._is_step = kinds[:, 0] == "cosine", kinds == "step"
         self._last = np.array([[len(schedule.points) - 1] for schedule in schedules])
-        # Shape (M, P), P points each; rows with fewer end in points never reached.
-        self._x = np.full((len(schedules), int(self._last.max()) + 1), np.inf)
+        # Shape (P, M), P points each; columns with fewer end in points never reached.
+        self._x = np.full((int(self._last.max()) + 1, len(schedules)), np.inf)
         self._y = np.zeros_like(self._x)
         for row, schedule in enumerate(schedules):
             points = np.array(schedule.points, dtype=np.float64)
-            self._x[row, : len(points)], self._y[row, : len(points)] = points.T
-        self.has_cosine, self.largest = bool(self._is_cosine.any()), float(self._y.max())
+            self._x[: len(points), row], self._y[: len(points), row] = points.T
 
-    def at(self, draws: Int64Array | Float64Array) -> Float64Array:
-        """Returns the values at `draws`, shape (N,); shape (M, N)."""
+    def at(self, draws: Int64Array | Float64Array, rows: Any = slice(None)) -> Float64Array:
+        """Returns the values at `draws`, shape (N,), of all or some schedules; shape (M, N)."""
+        x, rows = self._x[:, rows], np.arange(len(self._last))[rows]
         if not len(draws):
-            return np.empty((len(self._x), 0))
-        first, last = (np.count_nonzero(self._x <= x, axis=1) for x in (draws.min(), draws.max()))
-        values = self._between(np.arange(len(first)), first[:, None], draws)
-        rows = np.flatnonzero(first != last)
-        if len(rows):
-            passed = [np.searchsorted(self._x[row], draws, side="right") for row in rows]
-            values[rows] = self._between(rows, np.array(passed), draws)
+            return np.empty((len(rows), 0))
+        first, last = (np.count_nonzero(x <= at, axis=0) for at in (draws.min(), draws.max()))
+        values = self._between(rows, first[:, None], draws)
+        bent = np.flatnonzero(first != last)
+        if len(bent):
+            passed = [np.searchsorted(x[:, row], draws, side="right") for row in bent]
+            values[bent] = self._between(rows[bent], np.array(passed), draws)
         return values
+
+    def bent(self, draws: Int64Array | Float64Array) -> Int64Array:
+        """Returns which schedules may not be linear between the first and the last of the draws."""
+        is_passed = (self._x > draws[0]) & (self._x <= draws[-1])
+        return np.flatnonzero(self._is_cosine | is_passed.any(axis=0))
 
     def _between(
         self, rows: Int64Array, passed: Int64Array, draws: Int64Array | Float64Array
@@ -309,9 +353,9 @@ class _ScheduleTable:
         """Returns the values of some schedules, by how many of their points draws have passed."""
         rows, last = rows[:, None], self._last[rows]
         left, right = np.maximum(passed - 1, 0), np.minimum(passed, last)
-        start, y_left, y_right = self._x[rows, left], self._y[rows, left], self._y[rows, right]
+        start, y_left, y_right = self._x[left, rows], self._y[left, rows], self._y[right, rows]
         # Before the first point and after the last one both neighbours are the same.
-        width = self._x[rows, right] - start
+        width = self._x[right, rows] - start
         is_flat, is_cosine = self._is_step[rows[:, 0]] | (width == 0), self._is_cosine[rows[:, 0]]
         fraction = (draws - start) / np.where(is_flat, np.inf, width)
         if is_cosine.any():

@@ -8,18 +8,24 @@ any position can be computed alone, and an epoch of any size takes no memory.
 from __future__ import annotations
 
 import dataclasses
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from math import gcd
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.seeds import key_of, random_words
-from energon_lite.core.topology import Stream
+from energon_lite.core.topology import NO_GROUPS, NodeGroups, Stream
 from energon_lite.order.permutation import TABLE_LIMIT, Permutation
 
 WITH_REPLACEMENT = -1
+# Slices that are sorted for one look-up, which takes some milliseconds.
+_SORTED = 1 << 16
 
 
 class Segment(NamedTuple):
@@ -38,6 +44,16 @@ class Segment(NamedTuple):
         return None if self.stop is None else self.stop - self.start
 
 
+def _before(total: int, turn: int, num: int) -> int:
+    """Sums (total + t) // num over t = 0..turn-1, in closed form.
+
+    Example:
+        num 4, turn 3, total 6: 6//4 + 7//4 + 8//4 = 4 = 3 * 1 + 1, since only t = 2 carries.
+    """
+    quotient, rest = divmod(total, num)
+    return turn * quotient + max(0, turn + rest - num)
+
+
 @dataclass(frozen=True, eq=False)
 class ShuffledDealing:
     """Runs of consecutive places of a shuffled epoch, a new one in every epoch.
@@ -47,38 +63,45 @@ class ShuffledDealing:
     with fewer samples than streams serves each stream equally often; which samples lie at those
     places changes in every epoch.
 
+    Where there are groups, an epoch is dealt to these, and the places of a group to its streams.
+    The lengths of the runs are the same: `((x + g) // G + t) // (S / G)` is `(x + t * G + g) // S`.
+
     Args:
         num_places: N, places of an epoch.
         stream: the stream s of S.
         shift: a hash of the source, so that small sources do not all start at stream 0.
+        nodes: the groups; with one, the places of a group are those of the epoch.
     """
 
     num_places: int
     stream: Stream
     shift: int
+    nodes: NodeGroups = NO_GROUPS
 
     @cached_property
     def turn(self) -> int:
         """The stream's place among the runs of an epoch."""
-        return (self.stream.index + self.shift) % self.stream.num_streams
+        return (self.nodes.place_of(self.stream) + self.shift) % self.stream.num_streams
+
+    @property
+    def group(self) -> int:
+        """The place of the stream's group among those of an epoch."""
+        return self.turn % self.nodes.num_groups
+
+    def begin(self, epoch: int) -> int:
+        """Counts the places of the stream's group before an epoch."""
+        return (epoch * self.num_places + self.group) // self.nodes.num_groups
 
     def first(self, epoch: int) -> int:
         """Counts the positions of this stream before an epoch."""
         return (epoch * self.num_places + self.turn) // self.stream.num_streams
 
     def places(self, number: int, positions: Int64Array) -> Int64Array:
-        """Returns the places in an epoch of positions, shape (N,), of its run."""
-        ends = self._before((number + 1) * self.num_places), self._before(number * self.num_places)
+        """Returns the places in an epoch, of the group, of positions, shape (N,), of its run."""
+        num_groups = self.nodes.num_groups
+        own = self.turn // num_groups, self.stream.num_streams // num_groups
+        ends = _before(self.begin(number + 1), *own), _before(self.begin(number), *own)
         return positions + (ends[0] - ends[1])
-
-    def _before(self, total: int) -> int:
-        """Sums (total + t) // S over the streams t before this one, in closed form.
-
-        Example:
-            S = 4, turn 3, total 6: 6//4 + 7//4 + 8//4 = 4 = 3 * 1 + 1, since only t = 2 carries.
-        """
-        quotient, rest = divmod(total, self.stream.num_streams)
-        return self.turn * quotient + max(0, self.turn + rest - self.stream.num_streams)
 
     def segment(self, position: int) -> Segment:
         """Returns the run, numbered by its epoch, that a position lies in."""
@@ -150,6 +173,7 @@ class EpochOrder:
 
     Attributes:
         num_places: places of one epoch.
+        reach: places of which the order is found in some milliseconds, at least an epoch.
     """
 
     num_samples: int
@@ -157,14 +181,17 @@ class EpochOrder:
     interleave: int
     multiplier: int
     key: int
-    # The epoch whose layout is known, the slot of its short slice, and the order of the others.
-    _layout: tuple[int, int, Permutation] | None = field(default=None, init=False)
+    # Of the last epochs, as streams are not all in the same one: the slot of the short slice, and
+    # the order of the others.
+    _layouts: dict[int, tuple[int, Permutation]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         """Counts places and slices."""
-        copies = 1 if self.multiplier == WITH_REPLACEMENT else self.multiplier
-        self.num_places = self.num_samples * copies
+        is_drawn = self.multiplier == WITH_REPLACEMENT
+        self.num_places = self.num_samples * (1 if is_drawn else self.multiplier)
         self._num_slices = -(-self.num_places // self.slice_length)
+        is_sorted = self._num_slices <= TABLE_LIMIT and not is_drawn
+        self.reach = self.num_places * max(1, _SORTED // (self._num_slices if is_sorted else 1))
 
     def samples(self, epoch: int, places: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Returns what lies at `places`, shape (N,), of an epoch.
@@ -195,13 +222,17 @@ class EpochOrder:
 
     def _slices(self, epoch: int) -> tuple[int, Permutation]:
         """Returns the slot of the short slice, and the order of the others (of all of length 1)."""
-        if self._layout is None or self._layout[0] != epoch:
+        known = self._layouts
+        if epoch not in known:
             short, others = -1, self._num_slices
             if self.slice_length > 1:
                 short = int(random_words(self.key, epoch, 1, size=1)[0]) % self._num_slices
                 others = max(1, self._num_slices - 1)
-            self._layout = (epoch, short, Permutation(others, self.key, epoch))
-        return self._layout[1:]
+            own = short, Permutation(others, self.key, epoch)
+            # A new one: other threads may use that of before.
+            num_kept = max(1, min(8, 2 * TABLE_LIMIT // self._num_slices) - 1)
+            known = self._layouts = {**dict([*known.items()][-num_kept:]), epoch: own}
+        return known[epoch]
 
     def _slots(self, places: Int64Array, short: int) -> tuple[Int64Array, Int64Array]:
         """Returns slot (position among the slices) and offset in the slice for each place.
@@ -233,6 +264,86 @@ class EpochOrder:
             offsets[late] = length - missing + late_offsets
             lanes[late] = late_lanes + (late_lanes >= short - short_group * width)
         return groups * width + lanes, offsets
+
+
+@dataclass(eq=False)
+class GroupOrder:
+    """The shuffled order of the epochs of a group: place -> sample index; as `EpochOrder`.
+
+    Chunks of the data are put into one random order, for all epochs, of which each group has an
+    interval. Where G does not divide the number of samples, its ends move by one sample from epoch
+    to epoch, so that all groups have equally many in the long run, also of a source with fewer
+    samples than groups. Each epoch permutes the slices of an interval again.
+
+    Args:
+        num_samples: N, samples of the source.
+        slice_length: as in `EpochOrder`.
+        interleave: as in `EpochOrder`.
+        multiplier: copies of the interval that are permuted as one epoch.
+        key: of seed and source.
+        chunk_length: samples that are in one group, but at its ends: a multiple of `slice_length`.
+        group: the place of the group, g of G.
+        num_groups: G.
+
+    Attributes:
+        num_places: places of one epoch of all groups together.
+        reach: as in `EpochOrder`, of all groups together.
+    """
+
+    num_samples: int
+    slice_length: int
+    interleave: int
+    multiplier: int
+    key: int
+    chunk_length: int
+    group: int
+    num_groups: int
+
+    def __post_init__(self) -> None:
+        """Permutes the chunks; a shorter one stays the last."""
+        self.num_places = self.num_samples * self.multiplier
+        self._num_full = self.num_samples // self.chunk_length
+        self._chunks = Permutation(max(1, self._num_full), self.key, self.num_groups, 3)
+        # The groups lie on the line so that those with one sample more are spread evenly: then no
+        # end moves by more than one. Group g is the j-th for g = j * N mod G, where these differ.
+        common = gcd(self.num_samples, self.num_groups)
+        period = self.num_groups // common
+        turn, block = divmod(self.group, common)
+        self._line_place = (
+            block * period + turn * pow(self.num_samples // common, -1, period) % period
+        )
+        self._orders: dict[int, EpochOrder] = {}
+        self.reach = self.num_groups * self._order(-(-self.num_places // self.num_groups)).reach
+
+    def _order(self, size: int) -> EpochOrder:
+        """Returns the order of an epoch by its number of places of the group; two numbers occur."""
+        key = key_of("group", self.key, self.group)
+        about = size, self.slice_length, self.interleave, 1, key
+        return self._orders.get(size) or self._orders.setdefault(size, EpochOrder(*about))
+
+    def samples(self, epoch: int, places: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Returns what lies at `places`, shape (N,), of the group's part of an epoch."""
+        n, turn, num = self.num_samples, self.group, self.num_groups
+        # Places of all copies before the epoch; from here on they are counted modulo G.
+        begin = epoch * self.num_places % num
+        first = (begin + turn) // num
+        size = (begin + self.num_places + turn) // num - first
+        places = self._order(size).samples(epoch, places)[1] + first
+        # The copy that each lies in; where the group begins in it, and how many places it has.
+        copies = ((places + 1) * num - begin - turn - 1) // n
+        before = begin + copies * n
+        starts = (before + self._line_place * n) // num - before // num
+        begins, ends = (before + turn) // num, (before + n + turn) // num
+        # The interval is turned, so that its slices begin where those of the data begin.
+        turned = places - begins - starts % -self.slice_length
+        chunks, offsets = np.divmod(starts + turned % (ends - begins), self.chunk_length)
+        full = self._chunks(np.minimum(chunks, self._chunks.n - 1))
+        chunks = np.where(chunks < self._num_full, full, chunks)
+        return epoch * self.multiplier + copies, chunks * self.chunk_length + offsets
+
+
+# All streams of a source, or of a group, have the same one.
+_epochs: WeakValueDictionary[tuple[int, ...], EpochOrder | GroupOrder] = WeakValueDictionary()
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,6 +433,7 @@ class SourceOrder:
         pass_samples: samples of a finite pass, if not all of them once. Each pass continues where
             the last one ended: 7 of 5 samples are all five and two more, then the other three and
             four of the next epoch.
+        nodes: groups of streams whose samples stay the same in all epochs. File order has none.
     """
 
     source: str
@@ -335,10 +447,28 @@ class SourceOrder:
     block: int = 1
     first: int = 0
     pass_samples: int | None = None
+    nodes: NodeGroups = NO_GROUPS
+
+    def __post_init__(self) -> None:
+        """Refuses groups where samples are drawn from all of the data."""
+        if self.multiplier == WITH_REPLACEMENT and self.nodes.num_groups > 1:
+            raise ValueError(
+                f"node_groups={self.nodes.num_groups} cannot keep the samples of a machine where "
+                "shuffle_over_epochs_multiplier=-1 draws slices from all of them; set one of the "
+                "two to 1"
+            )
 
     def stream(self, stream: Stream) -> StreamOrder:
         """Returns the order of one stream."""
         return StreamOrder(self, stream)
+
+    def slice_length(self, num_streams: int) -> int:
+        """Returns how many samples stay together; in file order, all of an epoch."""
+        if self.multiplier is None:
+            return self.num_samples
+        # A stream's share should hold as many slices as are read side by side.
+        share = self.num_samples // (num_streams * self.interleave)
+        return max(1, min(self.max_slice, share))
 
 
 @lru_cache(1 << 14)
@@ -352,11 +482,13 @@ class StreamOrder:
 
     Attributes:
         length: positions of the pass; None if it is endless.
+        reach: positions beyond which a look-up may find the order of samples that are never used.
     """
 
     def __init__(self, order: SourceOrder, stream: Stream) -> None:
         self._order = order
-        self._epochs: EpochOrder | None = None
+        self._epochs: EpochOrder | GroupOrder | None = None
+        self.reach = sys.maxsize
         self._dealing: ShuffledDealing | BlockDealing
         self._per_pass = order.pass_samples or order.num_samples
         window = order.window
@@ -365,17 +497,25 @@ class StreamOrder:
             dealt = stream if order.endless else _rotated(stream, num_blocks)
             self._dealing = BlockDealing(self._per_pass, dealt, order.block, order.endless)
         else:
-            # A stream's share should hold as many slices as are read side by side.
-            share = order.num_samples // (stream.num_streams * order.interleave)
-            slice_length = max(1, min(order.max_slice, share))
+            slice_length = order.slice_length(stream.num_streams)
             key, shift = _keys_of(order.seed, order.source)
-            self._epochs = EpochOrder(
+            about: tuple[int, ...] = (
                 order.num_samples, slice_length, order.interleave, order.multiplier, key
-            )
+            )  # fmt: skip
+            self._per_pass = order.pass_samples or order.num_samples * abs(order.multiplier)
+            # One stream is asked for to count what all have.
+            nodes = order.nodes if stream.num_streams > 1 else NO_GROUPS
+            self._dealing = dealing = ShuffledDealing(self._per_pass, stream, shift, nodes)
+            make: Callable[..., EpochOrder | GroupOrder] = EpochOrder
+            if nodes.num_groups > 1:
+                num_groups, make = nodes.num_groups, GroupOrder
+                share = min(order.max_slice, order.num_samples // (num_groups * order.interleave))
+                chunk = max(1, share // slice_length) * slice_length
+                about = *about, chunk, dealing.group, num_groups
+            self._epochs = _epochs.get(about) or _epochs.setdefault(about, make(*about))
+            self.reach = max(1, self._epochs.reach // stream.num_streams)
             if slice_length == 1:
                 window = 0  # the epoch is a permutation of single samples already
-            self._per_pass = order.pass_samples or self._epochs.num_places
-            self._dealing = ShuffledDealing(self._per_pass, stream, shift)
         key = 0
         if window > 1:
             key = key_of("window", order.seed, order.source, stream.num_streams, stream.index)
@@ -414,15 +554,22 @@ class StreamOrder:
             epochs, indices = self._epochs.samples(number, places)
             return epochs, indices + order.first
         # The pass may reach over several epochs of the data, and begin and end inside of one.
-        per_epoch = self._epochs.num_places if self._epochs else order.num_samples
-        first, rest = divmod(number * self._per_pass, per_epoch)
-        numbers, places = np.divmod(places + rest, per_epoch)
-        if self._epochs is None:
+        if isinstance(self._dealing, BlockDealing) or self._epochs is None:
+            first, rest = divmod(number * self._per_pass, order.num_samples)
+            numbers, places = np.divmod(places + rest, order.num_samples)
             return numbers + first, places + order.first
+        # The epochs of the group (of all, where there are none), as one stream.
+        stream = Stream(self._dealing.group, self._dealing.nodes.num_groups)
+        line = ShuffledDealing(self._epochs.num_places, stream, 0)
+        start = self._dealing.begin(number)
         epochs, indices = np.empty_like(places), np.empty_like(places)
-        for epoch in np.unique(numbers).tolist():
-            chosen = numbers == epoch
-            epochs[chosen], indices[chosen] = self._epochs.samples(first + epoch, places[chosen])
+        at, last = int(places.min()), int(places.max())
+        while at <= last:
+            segment = line.segment(start + at)
+            first, at = segment.start - start, (segment.stop or 0) - start
+            chosen = (first <= places) & (places < at)
+            own = places[chosen] - first
+            epochs[chosen], indices[chosen] = self._epochs.samples(segment.number, own)
         return epochs, indices + order.first
 
 

@@ -13,7 +13,7 @@ from energon_lite.core.state import JSON
 from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.formats.format import Format
 from energon_lite.sources.sample_loader import SampleLoader
-from energon_lite.sources.source_factory import SourceFactory, plain
+from energon_lite.sources.source_factory import SourceFactory
 
 
 @dataclass(eq=False)
@@ -91,4 +91,4 @@ class CrudeFileFactory(SourceFactory[CrudeSample]):
 
     def sample_settings(self) -> dict[str, JSON]:
         """Returns the decoder."""
-        return {"decoder": plain(self._decoder.config())}
+        return {"decoder": self._decoder.config()}

@@ -6,7 +6,6 @@ and never see a factory.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping
 from os import PathLike
 from typing import Any, ClassVar, TypeVar
@@ -26,7 +25,6 @@ from energon_lite.sources.sample_loader import (
     SampleLoader,
     SampleMaker,
 )
-from energon_lite.sources.source_factory import plain
 from energon_lite.sources.webdataset import BaseWebdatasetFactory
 
 T_sample = TypeVar("T_sample")
@@ -77,7 +75,7 @@ class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
             part_filter = FileFunction.of(path, part_filter, "part_filter")
         super().__init__(path, subflavors=subflavors, part_filter=part_filter, **kwargs)
         self.sample_type = sample_type or self.__sample_type__
-        self._field_map = None if field_map is None else plain(field_map)
+        self._field_map: Any = field_map
         self._maker = self._make_maker(field_map, sample_loader, part_filter)
 
     def _make_maker(
@@ -107,7 +105,7 @@ class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
             raise DatasetFormatError(
                 f"{where}: part_filter goes with sample_loader only; field_map names its parts"
             )
-        equal = sample_type, json.dumps(field_map, default=str)
+        equal = sample_type, repr(field_map)
         maker = _makers.get(equal)
         if maker is None:
             fields = FieldMap(field_map)
@@ -154,7 +152,7 @@ class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
             "field_map": self._field_map,
         }
         if isinstance(decoder, SampleDecoder):
-            settings["decoder"] = plain(decoder.config())
+            settings["decoder"] = decoder.config()
         return settings if self._is_plain else {**super().sample_settings(), **settings}
 
 

@@ -129,8 +129,11 @@ class ReadCursor(Cursor[T]):
             most = min(_MOST, max(_MOST_OF_ONE, _MOST_OF_EACH * num_sources))
             most = min(most, _MOST_BYTES / mean) if order.kind else most
         self._size, self._largest = _FEWEST, max(_FEWEST, int(stream.share * most))
-        furthest = min(_MOST_AHEAD, int(stream.share * _AHEAD_BYTES / mean))
-        self._num_ahead, self._furthest = 4 * _FEWEST, max(_FEWEST, furthest)
+        bound = min(filter(None, [own.reader.ahead_bytes for own in order.sources]), default=0)
+        self._block_bytes = min(MAX_BLOCK_BYTES, bound // 4 or MAX_BLOCK_BYTES)
+        furthest = min(_MOST_AHEAD, int(stream.share * (bound or _AHEAD_BYTES) / mean))
+        self._furthest = max(1 if bound else _FEWEST, furthest)
+        self._num_ahead = min(4 * _FEWEST, self._furthest)
         self._runs: dict[str, FunctionRun] = {}
         self._origins: dict[str, Origin] = {}
         self._num_slow = 0
@@ -298,7 +301,7 @@ class ReadCursor(Cursor[T]):
     def _note_origins(self, numbers: list[int]) -> None:
         """Notes what the samples of sources have in common."""
         specs = [self.order.sources[source] for source in numbers]
-        new = [spec for spec in specs if spec.loader.kind and spec.name not in self._origins]
+        new = [spec for spec in specs if spec.name not in self._origins and spec.loader.kind]
         if new:  # columns keep those before
             self._origins = self._origins | {spec.name: spec.loader.origin for spec in new}
 
@@ -310,7 +313,7 @@ class ReadCursor(Cursor[T]):
 
     def _part(self, source: int, indices: Int64Array, num: int) -> _Part:
         share = self._stream.share * len(indices) / num
-        max_bytes = min(MAX_BLOCK_BYTES, max(_LEAST_BYTES, int(share * _HELD_BYTES)))
+        max_bytes = min(self._block_bytes, max(_LEAST_BYTES, int(share * _HELD_BYTES)))
         spec = self.order.sources[source]
         return _Part(spec, spec.reader.blocks(indices, max_bytes))
 
@@ -343,8 +346,9 @@ class ReadCursor(Cursor[T]):
         if 2 * (self._num_asked - num_read) > self._num_ahead:
             return
         num = num_read + self._num_ahead
-        refs = self.order.ahead(num).behind(max(num_read, self._num_asked))
-        self._num_asked = num
+        found = self.order.ahead(num)
+        refs = found.behind(max(num_read, self._num_asked))
+        self._num_asked = max(self._num_asked, len(found.sources))
         self._num_ahead = min(8 * self._num_ahead, self._furthest)
         for source in np.unique(refs.sources).tolist():
             reader = self.order.sources[source].reader

@@ -87,7 +87,9 @@ class RefOrder(ABC):
 
 
 class BlockOrder(Protocol):
-    """The order of one source, by position."""
+    """The order of one source, by position; few more than `reach` are to be looked up at once."""
+
+    reach: int
 
     def block(self, position: int, count: int) -> tuple[Int64Array, Int64Array]:
         """Returns epochs and sample indices, both (N,), of up to `count` positions."""
@@ -101,18 +103,25 @@ class OrderAhead:
     Args:
         order: the order.
         most: positions that are looked up at once, if no more are needed.
+
+    Attributes:
+        most: the same, within the reach of the order.
     """
 
-    __slots__ = ("_ahead", "_most", "_num", "_order", "_start")
+    __slots__ = ("_ahead", "_num", "_order", "_start", "most")
 
     def __init__(self, order: BlockOrder, most: int = MOST_ORDERED) -> None:
-        self._order, self._most = order, most
-        self._num = min(_FEWEST, most)
+        self._order, self.most = order, min(most, order.reach)
+        self._num = min(_FEWEST, self.most)
         # Epochs and sample indices, shape (2, N), of the positions from `_start` on.
         self._start, self._ahead = 0, _NOTHING
 
-    def at(self, position: int, n: int) -> tuple[Int64Array, Int64Array]:
-        """Returns epochs and sample indices of up to `n` positions; forgets those before them."""
+    def at(self, position: int, n: int) -> Any:
+        """Returns epochs and sample indices of up to `n` positions; forgets those before them.
+
+        Returns:
+            Integers of some type, shape (2, N).
+        """
         first = position - self._start
         if not 0 <= first <= self._ahead.shape[1]:
             self._start, self._ahead, first = position, _NOTHING, 0
@@ -121,10 +130,9 @@ class OrderAhead:
             own = self._ahead[:, first:]
             num = self._num * -(-missing // self._num)
             more = np.array(self._order.block(position + own.shape[1], num))
-            self._num = min(4 * self._num, self._most)
+            self._num = min(4 * self._num, self.most)
             self._start, first = position, 0
             found = np.concatenate([own, more], axis=1)
             # Signed, as unsigned ones less signed ones may be floats.
             self._ahead = found.astype(np.min_scalar_type(~found.max(initial=0)))
-        epochs, indices = self._ahead[:, first : first + n]
-        return epochs, indices
+        return self._ahead[:, first : first + n]

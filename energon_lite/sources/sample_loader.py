@@ -241,6 +241,9 @@ class SampleLoader:
         maker: makes the sample.
         subflavors: the tag of all samples.
         loss_weight: factor for the loss of all samples.
+
+    Attributes:
+        kind: decides how `together` decodes a block; None if it never does.
     """
 
     root: PurePath
@@ -260,6 +263,7 @@ class SampleLoader:
         self._one_part: str | None = found[0] if found else None
         self._form = found[1] if found else SampleForm(Sample, "", ())
         self._plans: dict[str, tuple[bool, Callable[[bytes], Any] | None]] = {}
+        self.kind = self._kind()
 
     @property
     def origin(self) -> Origin:
@@ -306,9 +310,7 @@ class SampleLoader:
             service[LOSS_WEIGHT] = self.loss_weight
         return service
 
-    @property
-    def kind(self) -> tuple[Any, ...] | None:
-        """Decides how `together` decodes a block; None if it never does."""
+    def _kind(self) -> tuple[Any, ...] | None:
         part, decoder = self._one_part, self.decoder
         if part is None or (part and self._is_text(part, 0) is None):
             return None

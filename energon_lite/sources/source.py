@@ -52,6 +52,9 @@ class WebdatasetSource(SavableDataset[T]):
         split_part: of which it is the data.
         num_bytes: bytes of the shards.
         worker_config: where error handlers come from.
+
+    Attributes:
+        mean_bytes: bytes of a sample.
     """
 
     order: SourceOrder
@@ -69,6 +72,7 @@ class WebdatasetSource(SavableDataset[T]):
     def __post_init__(self) -> None:
         """Wraps the loader, to count what fails."""
         self._lengths: dict[tuple[str, str], Int64Array] = {}
+        self.mean_bytes = self.num_bytes / self.order.num_samples
         self.function = UserFunction(
             self.loader.__call__, name="load", config=self.worker_config, is_stateless=True
         )
@@ -82,11 +86,6 @@ class WebdatasetSource(SavableDataset[T]):
     def name(self) -> str:
         """The source's id."""
         return self.order.source
-
-    @property
-    def mean_bytes(self) -> float:
-        """Bytes of a sample."""
-        return self.num_bytes / self.order.num_samples
 
     def own_traits(self, below: Traits) -> Traits:
         """Returns whether this is training data, and whether epoch follows epoch."""
@@ -196,8 +195,8 @@ class SourceRefs(RefOrder):
         self.position = 0
 
     def ahead(self, n: int) -> Refs:
-        """Returns the next `n` references, or what is left."""
-        epochs, indices = self._ahead.at(self.position, n)
+        """Returns the next `n` references, or what is left, or can be looked up quickly."""
+        epochs, indices = self._ahead.at(self.position, min(n, self._ahead.most))
         return Refs(np.zeros(len(indices), np.int64), epochs, indices)
 
     def pass_over(self, n: int) -> None:

@@ -22,7 +22,7 @@ from energon_lite.core.errors import EmptyDatasetError
 from energon_lite.core.file_store import FileStore
 from energon_lite.core.samples import CrudeSample, Sample
 from energon_lite.core.state import JSON
-from energon_lite.core.topology import WorkerConfig
+from energon_lite.core.topology import NO_GROUPS, WorkerConfig
 from energon_lite.formats.format import Opened
 from energon_lite.formats.shards import MAX_OPEN
 from energon_lite.order.source_order import SourceOrder
@@ -124,6 +124,7 @@ class SourceFactory(BaseCoreDatasetFactory[T_sample]):
         self.training = training
         self.worker_config = worker_config
         self.seed = worker_config.seed_offset if worker_config else 0
+        self.nodes = worker_config.nodes if worker_config else NO_GROUPS
         self.subset = subset
         self.subflavors = dict(subflavors or {})
         self._wants = PartFilter(part_filter)
@@ -214,6 +215,7 @@ class SourceFactory(BaseCoreDatasetFactory[T_sample]):
             block=block,
             first=self._first,
             pass_samples=None if repetitions is None else self._repeated(repetitions),
+            nodes=NO_GROUPS if multiplier is None else self.nodes,
         )
         loader = self.sample_loader()
         loader.loss_weight = self.loss_weight
@@ -253,13 +255,15 @@ class SourceFactory(BaseCoreDatasetFactory[T_sample]):
         else:
             settings["max_samples_per_sequence"] = self._max_slice
             settings["parallel_shard_iters"] = self.parallel_shard_iters
+        if order.nodes.num_groups > 1:
+            settings["node_groups"], settings["ranks_per_node"] = order.nodes
         if len(self) < self.num_samples_of_part:
             settings["subset"] = [self._first, self._last]
         if repetitions is not None:
             settings["repetitions"] = str(repetitions)
         if self.loss_weight != 1:
             settings["loss_weight"] = self.loss_weight
-        settings["subflavors"] = plain(self.subflavors)
+        settings["subflavors"] = self.subflavors
         settings.update(self.sample_settings())
         shared: Any = plain(settings)
         return shared  # type: ignore[no-any-return]
@@ -307,5 +311,4 @@ def plain(value: Any) -> JSON:
 
 @lru_cache(1024)
 def _parsed(text: str) -> JSON:
-    found: JSON = json.loads(text)
-    return found
+    return json.loads(text)  # type: ignore[no-any-return]

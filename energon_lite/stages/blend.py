@@ -158,6 +158,8 @@ class BlendDataset(CombinedDataset[T]):
         """Deals the items out by the weights."""
         found: dict[str, float] = {}
         shares = self.weights.expected(int(num_items)).tolist()
+        if self.leaves and self.endless:
+            return dict(zip((leaf.name for leaf in self.leaves), shares, strict=True))
         for dataset, share in zip(self.datasets, shares, strict=True):
             if not dataset.endless:
                 share = min(share, float(total_items(dataset)))

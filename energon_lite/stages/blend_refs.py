@@ -108,20 +108,19 @@ class BlendRefs(RefOrder):
         refs = Refs(plan, *np.zeros((2, len(plan)), np.int64))
         is_there, ended = np.ones(len(plan), np.bool_), set[int]()
         by_source, counts = argsort(plan), np.bincount(plan)
-        sources, first = np.flatnonzero(counts), 0
+        sources, first, found = np.flatnonzero(counts), 0, []
         positions = self._positions[sources].tolist()
         turns = zip(sources.tolist(), counts[sources].tolist(), positions, strict=True)
         for source, count, position in turns:
-            rows = by_source[first : first + count]
-            first += count
-            epochs, indices = self.order_of(source).at(position, count)
-            num = len(indices)
+            found.append(self.order_of(source).at(position, count))
+            num = found[-1].shape[1]
             if num < count:
-                is_there[rows[num:]] = False
-                rows = rows[:num]
+                is_there[by_source[first + num : first + count]] = False
                 if not num:
                     ended.add(source)
-            refs.epochs[rows], refs.indices[rows] = epochs, indices
+            first += count
+        rows = by_source[is_there[by_source]]
+        refs.epochs[rows], refs.indices[rows] = np.concatenate(found, axis=1)
         return refs, is_there, ended
 
     def pass_over(self, n: int) -> None:

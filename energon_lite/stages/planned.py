@@ -157,6 +157,11 @@ class PlannedDataset(ListDataset[list[Any]]):
     def collector(self, stream: Stream) -> WindowCollector:
         """Returns what chooses the lists of a stream."""
 
+    def together(self, stream: Stream) -> range:
+        """Returns the streams that have a plan together with a stream, which is one of them."""
+        index = stream.index
+        return range(stream.num_streams) if self.is_shared else range(index, index + 1)
+
     @property
     @abstractmethod
     def samples_per_list(self) -> float:
@@ -219,10 +224,10 @@ class PlannedDataset(ListDataset[list[Any]]):
             cursor = PlanCursor(self, stream)
             with context_of(StreamContext(stream, max_skip_rate=1.0)):
                 num = sum(len(window.packs) for window in cursor.windows())
-            # A shared plan, which is made once, has those of all streams.
-            counts = getattr(cursor.collector, "num_lists", None)
-            found = {stream.index: num} if counts is None else dict(enumerate(counts.tolist()))
-            self._counted.update({(i, *about[1:]): own for i, own in found.items()})
+            # A shared plan, which is made once, has those of all its streams.
+            counts = getattr(cursor.collector, "num_lists", np.array([num])).tolist()
+            for index, own in zip(self.together(stream), counts, strict=True):
+                self._counted[(index, *about[1:])] = own
         return self._counted[about]
 
     def windows(self, stream: Stream) -> Iterator[PlannedWindow]:
@@ -245,9 +250,9 @@ class PlanCursor(Cursor[list[Any]]):
         self._names = list(spec.webdatasets)
         self._opened = cache(lambda number: spec.lengths(self._names[number]))
         self.collector = spec.collector(stream)
-        numbers = range(stream.num_streams) if spec.is_shared else [stream.index]
         self._readers = [
-            OrderReader(spec.order, self._names, replace(stream, index=n)) for n in numbers
+            OrderReader(spec.order, self._names, replace(stream, index=index))
+            for index in spec.together(stream)
         ]
         self._num_units = self._emitted = 0
         self._units = self._new_units(NO_REFS)

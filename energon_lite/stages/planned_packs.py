@@ -15,13 +15,16 @@ from energon_lite.stages.pack_lists import cost_settings, pack_settings
 from energon_lite.stages.planned import PlannedDataset
 from energon_lite.stages.token_lengths import MeasureDataset
 
+# Streams that plan together: a plan for more of them would hardly balance better.
+_MOST_TOGETHER = 64
 _LEAST_WINDOW, _PACKS_PER_WINDOW, _LARGEST_WINDOW = 4096, 64, 1 << 18
 
 
 class PlannedPacks(PlannedDataset):
     """Lists of samples that fill packs, planned window by window of the order.
 
-    With `balance="global_window"` each stream plans for all of them, and has its part of the plan.
+    With `balance="global_window"` each stream plans for all of them, or without `group_by` for some
+    dozens of neighbours, and has its part of the plan.
 
     State, Length: those of `PlannedDataset`.
     Keys: those of `PackLists`.
@@ -54,12 +57,20 @@ class PlannedPacks(PlannedDataset):
         """Returns what chooses the packs of a stream."""
         if not self.is_shared:
             return WindowPacks(self.packing, self.window)
-        num_streams = stream.num_streams
-        key = key_of("planned_packs", self.run_seed, num_streams, stream.pass_index)
+        together = self.together(stream)
+        key = key_of("planned_packs", self.run_seed, stream.num_streams, stream.pass_index)
         return SharedPacks(
-            self.packing, self.window * num_streams, stream.index, num_streams, key,
-            self.packs_per_batch,
+            self.packing, self.window * len(together), together.index(stream.index), len(together),
+            key, self.packs_per_batch, is_part=len(together) < stream.num_streams,
         )  # fmt: skip
+
+    def together(self, stream: Stream) -> range:
+        """Returns the streams that have a plan together; of one group of samples all of them."""
+        streams = super().together(stream)
+        num_parts = 1 if self.packing.group_by else -(-len(streams) // _MOST_TOGETHER)
+        size = -(-len(streams) // num_parts)
+        first = (stream.index - streams.start) // size * size
+        return streams[first : first + size]
 
     @property
     def samples_per_list(self) -> float:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from energon_lite.batching.collector import CollectorState, Samples
+from energon_lite.core import batch_memory
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.key_columns import KeyedFields, Keys, KeyTable
 from energon_lite.core.state import MAX_COUNT, RestoreKey
@@ -17,8 +19,9 @@ from energon_lite.stages.key_places import KeyPlaces
 
 # Number, group, lengths and restore key of a sample.
 Unit = tuple[int, int, Sequence[int], RestoreKey]
-# Rows of a small buffer; and samples whose places are looked for together, at least.
-_FEWEST, _MANY = 256, 1024
+# Rows of a small array; samples of a small buffer, whose places are not looked for; and samples
+# whose places are looked for together, at least.
+_FEWEST, _SMALL, _MANY = 256, 512, 1024
 
 
 class SampleBuffer:
@@ -49,6 +52,7 @@ class SampleBuffer:
         self._at = 2 + num_lengths
         self._table = KeyTable()
         self._array = np.empty((0, self._at + 7), np.int64)  # of keys of sources
+        self._memory = batch_memory.num_memories
         self._num_rows = self._num_snapshots = 0
         # Finds places; those of samples below a number were looked for.
         self._places, self._sought, self._num_unsought = places, 0, 0
@@ -68,7 +72,8 @@ class SampleBuffer:
     def _add_rows(self, keys: Sequence[RestoreKey], *columns: Any) -> None:
         own, at = self._table.rows(keys), self._at
         start, stop, width = self._num_rows, self._num_rows + len(keys), at + 2 + own.shape[1]
-        if stop > len(self._array) or width > self._array.shape[1]:
+        is_left = self._memory != batch_memory.num_memories
+        if stop > len(self._array) or width > self._array.shape[1] or is_left:
             self._make_room(len(keys), width)
             own = self._table.rows(keys)  # the table may be another one
             start, stop = self._num_rows, self._num_rows + len(keys)
@@ -88,7 +93,10 @@ class SampleBuffer:
             old = np.column_stack([old[:, : self._at + 2], keys])
         width = max(width, old.shape[1], self._array.shape[1])
         shape = max(_FEWEST, 2 * (len(old) + num)), width
-        self._array = np.zeros(shape, np.int64, order="F")  # numbers are searched
+        # Columns lie together: numbers are searched. A worker process shares it.
+        self._array = batch_memory.new_block(shape[::-1], np.int64).T
+        self._memory = batch_memory.num_memories
+        self._array[:] = 0
         self._array[: len(old), : old.shape[1]] = old
         self._num_rows = len(old)
 
@@ -111,10 +119,9 @@ class SampleBuffer:
             self._add_rows(keys, *columns)
             self._last = new[-1][0]
         rows = self._array[: self._num_rows]
-        if self._places is not None and len(new) + self._num_unsought > max(_MANY, len(left) // 8):
+        self._num_unsought += len(new)
+        if self._num_unsought > max(_MANY, len(left) // 8) and len(left) > _SMALL and self._places:
             self._seek(self._places, rows[bisect_left(rows[:, 0], self._sought) :])
-        else:
-            self._num_unsought += len(new)
         return rows[bisect_left(rows[:, 0], next(iter(left), MAX_COUNT)) :]
 
     def _seek(self, places: KeyPlaces, rows: Int64Array) -> None:
@@ -135,32 +142,28 @@ class SampleBuffer:
 
         It costs the same for any number of samples.
         """
-        rows, words, number = self.rows(), self._table.words(), self._num_snapshots
+        rows, words, num = self.rows(), self._table.words(), self._num_snapshots
         self._num_snapshots += 1
-        return SnapshotFields(known, state, rows, words, self._at, number)
+        known, own = {**known, "counts": state.counts}, (self._at, num, self._sought)
+        return SnapshotFields(known, state, rows, words, *own)
 
 
+@dataclass(eq=False, repr=False)
 class SnapshotFields(KeyedFields):
     """The fields of a snapshot; keys and rows are made when somebody looks at them."""
 
-    def __init__(
-        self,
-        known: dict[str, Any],
-        state: CollectorState,
-        rows: Int64Array,
-        words: bytes,
-        at: int,
-        number: int,
-    ) -> None:
-        super().__init__({**known, "counts": state.counts})
-        self._state, self._rows, self._words, self._at, self._number = (
-            state, rows, words, at, number,
-        )  # fmt: skip
+    state: CollectorState
+    buffered: Int64Array
+    words: bytes
+    at: int
+    number: int
+    sought: int
 
     def table(self) -> tuple[Keys, Int64Array]:
         """Returns the restore keys; and number, group, lengths and the collector's columns."""
-        numbers, at = self._rows[:, 0], self._at
-        own = self._state.rows(numbers[self._rows[:, at] > self._number])
-        rows = self._rows[np.searchsorted(numbers, own[:, 0])]
-        keys = Keys(self._words, rows[:, at + 2 :]).placed(rows[:, at + 1])
+        numbers, at = self.buffered[:, 0], self.at
+        own = self.state.rows(numbers[self.buffered[:, at] > self.number])
+        rows = self.buffered[np.searchsorted(numbers, own[:, 0])]
+        places = np.where(rows[:, 0] < self.sought, rows[:, at + 1], -1)  # those found since
+        keys = Keys(self.words, rows[:, at + 2 :]).placed(places)
         return keys, np.column_stack([rows[:, :at], own[:, 1:]])

@@ -2,7 +2,7 @@
 
 A storage is one `Folder`. After `register("memory", folder)`, the path `memory://a/b` names `a/b`
 in that folder, wherever a path of data is taken: of a dataset, in a metadataset, in `--meta-dir`.
-As a `PurePath` it is `memory:/a/b`. Paths of no registered scheme are files of this machine
+As a `PurePath` it is an `Address`. Paths of no registered scheme are files of this machine
 (`storage.local`).
 """
 
@@ -10,15 +10,43 @@ from __future__ import annotations
 
 import errno
 import io
+import json
+import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
-from pathlib import Path, PurePath
-from typing import BinaryIO, NamedTuple, cast
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Any, BinaryIO, NamedTuple, cast
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import DatasetFormatError
+from energon_lite.names.energon_modules import import_name
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+")
+
+
+_REMOTE = "energon_lite.extras.remote"
+
+
+class Address(PurePosixPath):
+    """The path of a file in a registered folder, written as its users do: `memory://a/b`.
+
+    Where the metadata of a dataset lie elsewhere, it is shown as the place of the file itself.
+    """
+
+    def __fspath__(self) -> str:
+        return super().__str__().replace(":/", "://", 1)
+
+    def __str__(self) -> str:
+        if self.parts[:1] != ("meta:",):
+            return self.__fspath__()
+        return str(import_name(f"{_REMOTE}.meta_elsewhere:place_of")(PurePath(*self.parts[1:])))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PurePath) and self.parts == other.parts
+
+    def __hash__(self) -> int:
+        return hash(self.parts)
 
 
 class Status(NamedTuple):
@@ -37,6 +65,32 @@ class Status(NamedTuple):
     identity: Hashable = None
 
 
+class ExpectedReads(NamedTuple):
+    """The reads that a process will make of a dataset.
+
+    Attributes:
+        name: of the dataset, as of all files in its folder.
+        num_samples: samples of an epoch.
+        num_bytes: bytes of these.
+        share: the part of all draws that are of the dataset.
+        num_streams: streams of this process.
+        window: samples of the shuffle window of a stream; 0 for none.
+        slice_length: samples of a slice.
+        interleave: slices that a stream draws from at a time.
+        num_ranks: processes of this machine that read as much.
+    """
+
+    name: PurePath
+    num_samples: int
+    num_bytes: int
+    share: float
+    num_streams: int
+    window: int
+    slice_length: int
+    interleave: int
+    num_ranks: int = 1
+
+
 class ByteFile(ABC):
     """A file that is open for reading as long as this object is used, by any number of threads.
 
@@ -44,11 +98,14 @@ class ByteFile(ABC):
         path: where it is, for messages.
         size_bytes: its size when it was opened.
         identity: differs between files that had the name one after the other.
+        is_surplus: whether it should not stay open, as half of what the process may have open is.
+        is_versioned: whether a file of another identity has other content, for all that is known.
     """
 
     path: PurePath
     size_bytes: int
     identity: Hashable = None
+    is_surplus = is_versioned = False
 
     @abstractmethod
     def read_into(self, target: memoryview, start: int) -> int:
@@ -77,6 +134,13 @@ class ByteFile(ABC):
             OSError: It cannot be fetched.
         """
         del start, stop
+
+    def cut_at(self, bounds: Int64Array) -> None:
+        """Notes where parts begin that are needed at about the same time, ascending: slices.
+
+        A storage that fetches more than it is asked for does not fetch beyond them.
+        """
+        del bounds
 
     def size_now(self) -> int:
         """Returns the size that the file has now."""
@@ -172,6 +236,14 @@ class Folder(ABC):
             FileNotFoundError: There is no such folder.
         """
 
+    def statuses(self, names: Sequence[PurePath]) -> list[Status | None]:
+        """Returns the facts about several names; see `status`."""
+        return [*map(self.status, names)]
+
+    def prefetch(self, names: Sequence[PurePath], stop: int) -> None:
+        """Asks for the first `stop` bytes of files that will be opened soon; does not wait."""
+        del names, stop
+
     def is_well(self, name: PurePath) -> bool:
         """Whether a file can be read from the storage itself now, and not from a cache."""
         return self.status(name) is not None
@@ -187,6 +259,23 @@ class Folder(ABC):
             "needs; copy or mount the data, and give the local path"
         )
 
+    def expect(self, reads: Sequence[ExpectedReads]) -> list[tuple[int, int]]:
+        """Notes what the run of this process will read, before it begins.
+
+        Returns:
+            For each dataset, within how many samples neighbours should be fetched together, 0 for
+            each sample alone; and how many bytes a stream should ask for ahead, 0 for no limit.
+
+        Raises:
+            ValueError: It cannot be done with the place that there is.
+        """
+        return [(0, 0)] * len(reads)
+
+    def transfers(self, names: Sequence[PurePath]) -> dict[PurePath, dict[str, float]]:
+        """Returns what was fetched for each of some datasets of this storage; see `Stats`."""
+        del names
+        return {}
+
     def write(self, name: PurePath, data: bytes) -> None:
         """Writes a file, whole or not at all, and makes the folders above it.
 
@@ -196,8 +285,69 @@ class Folder(ABC):
         del data
         self.real_path(name)
 
+    def write_file(self, name: PurePath, file: Path) -> None:
+        """Writes a file with the content of a local one; see `write`."""
+        self.write(name, file.read_bytes())
+
+    def write_over(self, name: PurePath, data: bytes, identity: Hashable) -> None:
+        """Writes a file where the one of this identity is; None: where there is none.
+
+        It is also well if the content is there already.
+
+        Raises:
+            FileExistsError: Another file has the name now.
+        """
+        found = self.status(name)
+        if (found and found.identity) == identity:
+            self.write(name, data)
+        elif found is None or self.open(name).read(0, found.size_bytes) != data:
+            text = "another program has written or removed it meanwhile"
+            raise FileExistsError(errno.EEXIST, text, str(name))
+
+    def remove(self, name: PurePath) -> None:
+        """Removes a file, if it is there.
+
+        Raises:
+            NotLocalError: The storage is only read.
+        """
+        self.real_path(name).unlink(missing_ok=True)
+
+
+# JSON, in the environment, which processes that are started have, too.
+_CACHE = "ENERGON_LITE_CACHE"
+
+
+def set_cache(settings: Mapping[str, Any]) -> None:
+    """Sets where this process keeps what is fetched from object stores, over epochs and runs.
+
+    Args:
+        settings: `path`, a folder on a disk of this machine; and `max_bytes`, of all that is there.
+
+    Raises:
+        ValueError: A setting is wrong.
+    """
+    known = {"path", "max_bytes"}
+    if not isinstance(settings, Mapping) or set(settings) != known:
+        raise ValueError(f"cache={settings!r} must be {{'path': folder, 'max_bytes': number}}")
+    size = settings["max_bytes"]
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1 << 20:
+        raise ValueError(f"cache: max_bytes={size!r} must be a number of bytes of at least 1 MiB")
+    path = os.path.abspath(os.fspath(settings["path"]))  # noqa: PTH100  it may not exist yet
+    os.environ[_CACHE] = json.dumps({"path": path, "max_bytes": size})
+
+
+def current_cache() -> dict[str, Any] | None:
+    """Returns the settings of `set_cache`; None without."""
+    text = os.environ.get(_CACHE)
+    return json.loads(text) if text else None
+
 
 _folders: dict[str, Folder] = {}
+# Object stores, and datasets in two places; what reads them is imported on first use.
+_STORES = {
+    **dict.fromkeys(("s3:", "gs:", "az:", "http:", "https:", "msc:"), "remote_folder:RemoteFolder"),
+    "meta:": "meta_elsewhere:MetaElsewhere",
+}
 
 
 def register(scheme: str, folder: Folder) -> None:
@@ -224,11 +374,15 @@ def registered(path: PurePath) -> tuple[Folder, PurePath] | None:
     Example:
         `memory:/a/b` is `a/b` in the folder that is registered as "memory".
     """
-    parts = path.parts if _folders else ()
-    folder = _folders.get(parts[0]) if parts else None
-    return None if folder is None else (folder, PurePath(*parts[1:]))
+    scheme, mark, name = os.fspath(path).partition(":/")
+    if not (mark and is_registered(scheme)):
+        return None
+    if f"{scheme}:" not in _folders:
+        make = import_name(f"{_REMOTE}.{_STORES[scheme + ':']}")
+        register(scheme, make(scheme))
+    return _folders[f"{scheme}:"], PurePath(name.lstrip("/"))
 
 
 def is_registered(scheme: str) -> bool:
     """Returns whether a folder is registered under a scheme."""
-    return f"{scheme}:" in _folders
+    return f"{scheme}:" in _folders or f"{scheme}:" in _STORES

@@ -11,11 +11,12 @@ import math
 import os
 import re
 import stat
+import tempfile
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -89,6 +90,22 @@ def size_of(path: PurePath) -> int:
     return status.size_bytes
 
 
+def sizes_of(folder: PurePath, names: Iterable[PurePath | str]) -> list[int]:
+    """Returns the sizes of files in bytes, asked for at once; -1 for one that is not there.
+
+    Args:
+        folder: that they are in.
+        names: of the files.
+
+    Raises:
+        OSError: They cannot be found out.
+    """
+    place, name = _place(folder)
+    paths = [name / own for own in names]
+    found = retried(lambda: place.statuses(paths), folder)
+    return [-1 if status is None else status.size_bytes for status in found]
+
+
 def entries(path: PurePath) -> list[str]:
     """Returns the names in a folder, sorted, those of folders with a `/` at the end.
 
@@ -106,9 +123,14 @@ def can_read(path: PurePath) -> bool:
     return folder.is_well(name)
 
 
+def is_local(path: PurePath) -> bool:
+    """Returns whether a path is one of this machine, and not of a registered storage."""
+    return registered(path) is None
+
+
 def absolute(path: PurePath) -> PurePath:
     """Returns a path that starts at the root of its storage; links and `..` in it stay."""
-    return path if registered(path) else Path(path).absolute()
+    return path if path.is_absolute() or registered(path) else Path(path).absolute()
 
 
 def resolved(path: PurePath) -> PurePath:
@@ -176,6 +198,19 @@ def read_file(path: PurePath, max_bytes: int = MAX_WHOLE_BYTES) -> bytes:
     return retried(whole, path)
 
 
+def prefetch(folder: PurePath, names: Iterable[PurePath], stop: int = 16 << 20) -> None:
+    """Asks for files that will be opened soon, if they lie elsewhere; does not wait for them.
+
+    Args:
+        folder: that they are in.
+        names: of the files; not looked at for those of this machine.
+        stop: how many of their first bytes; by default all of most files.
+    """
+    place = registered(folder)
+    if place is not None and (paths := [place[1] / name for name in names]):
+        place[0].prefetch(paths, stop)
+
+
 def map_file(path: PurePath) -> bytes | memoryview:
     """Reads a regular file whole; a long one is mapped, so that all processes share its memory.
 
@@ -235,17 +270,57 @@ def mapped_array(path: PurePath, shape: tuple[int, ...]) -> np.memmap[Any, np.dt
 def new_file(path: PurePath) -> Iterator[BinaryIO]:
     """Opens a local file for writing that gets its name when the block ends without an error.
 
-    An existing file is replaced, a link itself and not what it leads to.
+    An existing file is replaced, a link itself and not what it leads to. What goes to another
+    storage is a temporary file of this machine until then.
 
     Yields:
         The file; until then it has another `name`, which it loses where the block fails.
 
     Raises:
         OSError: It cannot be written.
-        DatasetFormatError: The storage has no real files.
+        DatasetFormatError: The storage is only read.
     """
-    with local.new_file(real_path(path)) as file:
-        yield file
+    place = registered(path)
+    if place is None:
+        with local.new_file(path) as file:
+            yield file
+        return
+    with tempfile.NamedTemporaryFile() as file:
+        yield cast("BinaryIO", file)
+        file.flush()
+        place[0].write_file(place[1], Path(file.name))
+
+
+def write_over(path: PurePath, data: bytes, identity: Hashable) -> None:
+    """Writes a whole file; elsewhere only in the place of the one that was seen there.
+
+    Args:
+        path: the file.
+        data: its content.
+        identity: of the file that was there; None: there was none.
+
+    Raises:
+        FileExistsError: Another program wrote it meanwhile.
+        OSError: It cannot be written.
+    """
+    place = registered(path)
+    if place is None:
+        write_atomically(path, data)
+    else:
+        place[0].write_over(*place[1:], data, identity)
+
+
+def move(file: Path, path: PurePath) -> None:
+    """Moves a local file to another place, on the same disk or in another storage.
+
+    Raises:
+        OSError: It cannot be written there.
+    """
+    place = registered(path)
+    if place is None:
+        file.replace(path)
+    else:
+        place[0].write_file(place[1], file)
 
 
 def create(path: PurePath) -> None:
@@ -254,8 +329,9 @@ def create(path: PurePath) -> None:
     Raises:
         OSError: It cannot be created.
     """
-    remove(path)
-    real_path(path).open("xb").close()
+    real = real_path(path)
+    real.unlink(missing_ok=True)
+    real.open("xb").close()
 
 
 def make_folder(path: PurePath) -> None:
@@ -269,13 +345,14 @@ def make_folder(path: PurePath) -> None:
 
 
 def remove(path: PurePath) -> None:
-    """Removes a local file, if it is there.
+    """Removes a file, if it is there.
 
     Raises:
         OSError: It cannot be removed.
-        DatasetFormatError: The storage has no real files.
+        DatasetFormatError: The storage is only read.
     """
-    real_path(path).unlink(missing_ok=True)
+    folder, name = _place(path)
+    folder.remove(name)
 
 
 def remove_leftovers(folder: PurePath, names: Collection[str], min_age_sec: float = 0.0) -> None:
@@ -286,6 +363,8 @@ def remove_leftovers(folder: PurePath, names: Collection[str], min_age_sec: floa
         names: names of the files; the temporary files of others stay.
         min_age_sec: younger files stay, where another process may be writing.
     """
+    if registered(folder):
+        return
     stems = {local.stem_of(name) for name in names}
     with errors_of(folder), os.scandir(real_path(folder)) as found:
         for entry in found:

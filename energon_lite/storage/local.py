@@ -10,6 +10,7 @@ import ctypes
 import errno
 import mmap
 import os
+import resource
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -66,6 +67,9 @@ class LocalFile(ByteFile):
         self.path = path
         self.descriptor, status = open_file(path, flags)
         self.size_bytes, self.identity = status.st_size, _identity_of(status)
+        # The system takes the lowest number that is free. Without a limit, it is -1.
+        half = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        self.is_surplus = 0 <= half <= self.descriptor
 
     def read_into(self, target: memoryview, start: int) -> int:
         """Fills `target` with the bytes from `start` on; fewer where the file ends."""

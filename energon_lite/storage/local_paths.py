@@ -1,12 +1,13 @@
-"""Paths of datasets: local ones, as text, `Path`, `file://` or `EPath`; remote ones are refused."""
+"""Paths of datasets: local ones, as text, `Path`, `file://` or `EPath`, and addresses of stores."""
 
 from __future__ import annotations
 
 import os
 import re
 from pathlib import Path, PurePath
+from urllib.parse import quote
 
-from energon_lite.storage.byte_file import is_registered, registered
+from energon_lite.storage.byte_file import Address, is_registered, registered
 
 # `Path("s3://bucket/x")` has become "s3:/bucket/x"; no scheme has one letter only.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(/?)")
@@ -16,20 +17,63 @@ def local_path(path: str | os.PathLike[str]) -> PurePath:
     """Returns the path that a user's path means: the one way in for paths of users.
 
     Returns:
-        A local path, or the name `memory:/a/b` for `memory://a/b` where "memory" is registered
-        (`storage.byte_file`); a `PurePath` for all that it is used for.
+        A local path, or an `Address` of a registered folder; a `PurePath` for all that it is used
+        for.
 
     Raises:
         ValueError: It is an address of a store that is not registered.
         TypeError: It is no path.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"{path!r} is a {type(path).__name__}; give the path of a dataset")
     if isinstance(path, Path) and path.is_absolute():
         return path
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{path!r} is a {type(path).__name__}; give the path of a dataset")
     text = local_text(os.fspath(path))
-    elsewhere = PurePath(text)
+    elsewhere = Address(text)
     return elsewhere if registered(elsewhere) else Path(text)
+
+
+def with_meta_dir(path: str | os.PathLike[str], meta_dir: str | os.PathLike[str]) -> PurePath:
+    """Returns the path of a dataset whose `.nv-meta` and tar indexes lie in another folder.
+
+    Args:
+        path: the folder of the tars.
+        meta_dir: the other folder.
+
+    Raises:
+        ValueError: The path is that of a file.
+    """
+    data = local_path(path)
+    if data.suffix in (".yaml", ".jsonl"):
+        raise ValueError(f"{data}: meta_dir (--meta-dir) is for a folder of tars, not for a file")
+    mark = quote(os.fspath(_absolute(local_path(meta_dir))), safe="")
+    parts = [part for part in _absolute(data).parts if part != "/"]
+    return Address("meta:", f"{len(parts)},{mark}", *parts)
+
+
+def growing_path(path: str | os.PathLike[str]) -> Path:
+    """Returns the path of a file that grows, such as a log.
+
+    Raises:
+        ValueError: It is an address; what lies in a store is written whole.
+    """
+    found = local_path(path)
+    if not isinstance(found, Path):
+        raise ValueError(
+            f"{found}: this file grows line by line, and objects in stores are written whole; give "
+            "a local path, and copy the file there after the run"
+        )
+    return found
+
+
+def _absolute(path: PurePath) -> PurePath:
+    return path if registered(path) else Path(path).absolute()
+
+
+def is_absolute(text: str) -> bool:
+    """Returns whether a path begins at the root of this machine, or of a registered storage."""
+    scheme, mark, _ = text.partition(":/")
+    return text.startswith("/") or bool(mark and is_registered(scheme))
 
 
 def local_text(written: str) -> str:
@@ -50,6 +94,7 @@ def local_text(written: str) -> str:
     if is_registered(scheme[1]):
         return written
     raise ValueError(
-        f"{written!r} is remote ({scheme[1]}://). Remote paths: not in this version; copy "
-        "or mount the data and write its local path"
+        f"{written!r} is remote ({scheme[1]}://), and of no storage that is known here: s3://, "
+        "gs://, az://, msc://, http:// and https:// are. Copy or mount the data, and write its "
+        "local path"
     )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 
 # Errors that may be gone a moment later, whichever file it is.
 PASSING = frozenset(
@@ -53,10 +52,16 @@ def explained(error: OSError, path: str | os.PathLike[str]) -> OSError:
     return OSError(error.errno, f"{text}; {remedy}", os.fspath(error.filename or path))
 
 
-@contextmanager
-def errors_of(path: str | os.PathLike[str]) -> Iterator[None]:
+@dataclass(slots=True)
+class errors_of:  # noqa: N801  as `contextlib.suppress`; a generator would take many times as long
     """Explains the errors of the system in a block that uses the file `path`."""
-    try:
-        yield
-    except OSError as error:
-        raise explained(error, path) from None
+
+    path: str | os.PathLike[str]
+
+    def __enter__(self) -> None:
+        """Begins the block."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """Explains what the block raised."""
+        if isinstance(error, OSError):
+            raise explained(error, self.path) from None

@@ -5,6 +5,7 @@ Source: YAML 1.2.2 for the syntax; the scalar rules were found by running Megatr
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Callable, Collection
 from functools import lru_cache
@@ -311,7 +312,7 @@ def load_yaml(path: PurePath, on_double: OnDouble = refuse_double) -> Any:
         DatasetFormatError: The file is not one valid document in UTF-8.
     """
     try:
-        text = read_file(path).decode("utf-8-sig")
+        text = read_file(path).removeprefix(codecs.BOM_UTF8).decode()
     except UnicodeDecodeError as error:
         raise DatasetFormatError(
             f"{path}: no UTF-8 text (byte {error.start}); save it as UTF-8"

@@ -27,10 +27,12 @@ ROWS: list[list[str | frozenset[str]]] = [
         "extras.stores",
         "extras.media",
         "extras.migration",
+        "extras.remote",
         "extras.view",
     ],
     [
         "extras.prepare",
+        "extras.cluster",
         "extras.joins",
         "extras.lengths",
         "extras.energon",
@@ -49,8 +51,10 @@ ROWS: list[list[str | frozenset[str]]] = [
 OPTIONAL: dict[str, str] = {
     "accelerate": "energon_lite/extras/trainers/accelerate_adapter.py",
     "mfusepy": "energon_lite/extras/inspect/mounting.py",
+    "obstore": "energon_lite/extras/remote/object_stores.py",
     "numba": "energon_lite/core/compiled.py",  # slow to import
     "PIL": "energon_lite/decoding/images.py",
+    "ray": "energon_lite/extras/cluster/ray_library.py",
     "plotly": "energon_lite/extras/report/report_page.py",
     "simplejpeg": "energon_lite/decoding/images.py",
     "webdataset": "energon_lite/decoding/part_formats.py",  # tenbin only; slow to import

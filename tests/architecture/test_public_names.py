@@ -73,6 +73,8 @@ BASES = ("ListDataset", "CollectDataset", "MeasuredLists", "BatcherDataset", "Gi
 def dataset_classes() -> set[type]:
     """All concrete dataset classes of the package, wherever they are defined."""
     for module in pkgutil.walk_packages(energon_lite.__path__, "energon_lite."):
+        if ".extras.cluster." in module.name:
+            continue  # they import Ray, and have no dataset
         importlib.import_module(module.name)
     base = importlib.import_module("energon_lite.core.dataset").SavableDataset
     found: set[type] = set()

@@ -15,6 +15,7 @@ from energon_lite.batching.buckets import BucketCollector
 from energon_lite.batching.modality import Groups, GroupSchedule, ModalityCollector
 from energon_lite.core.topology import Stream
 
+from ..helpers import pairwise as pairwise_rows
 from .collecting import Make, Run, check_resume
 
 RNG = np.random.default_rng(0)
@@ -103,10 +104,13 @@ def test_a_sample_that_is_too_long_is_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "groups", [[0] * 400, [1] * 400, GROUPS, [1, 0, 0, 0] * 100, [0, 0, 1] * 133]
+    ("groups", "end", "settings"),
+    pairwise_rows(
+        [[0] * 400, [1] * 400, GROUPS, [1, 0, 0, 0] * 100, [0, 0, 1] * 133],
+        ["keep", "drop", "pad"],
+        [{}, {"window": 1}, {"longest_first": True}, {"window": 64}],
+    ),
 )
-@pytest.mark.parametrize("end", ["keep", "drop", "pad"])
-@pytest.mark.parametrize("settings", [{}, {"window": 1}, {"longest_first": True}, {"window": 64}])
 def test_modality(end: Any, groups: list[int], settings: dict[str, Any]) -> None:
     run = check_resume(modality_collector(end=end, **settings), groups, LENGTHS)
     schedule = GroupSchedule(BOTH.shares, 3)

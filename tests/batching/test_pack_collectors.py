@@ -45,6 +45,11 @@ def shared(index: int = 0, num_streams: int = 1, **settings: Any) -> Make:
     return lambda: SharedPacks(rules, 90, index, num_streams, key=3, packs_per_batch=2)
 
 
+def part(num_streams: int = 1, index: int | None = 0, **settings: Any) -> Make:
+    rules = packing(lengths="x", balance="global_window", cost=COST, balance_window=4, **settings)
+    return lambda: SharedPacks(rules, 30 * num_streams, index, num_streams, key=3, is_part=True)
+
+
 def steps(index: int = 0, num_streams: int = 1, **settings: Any) -> Make:
     split = ModalitySplit("source", lengths="x", window=4, **settings)
     return lambda: ModalitySteps(split, 3, 60, index, num_streams, key=3)
@@ -62,6 +67,7 @@ MAKES: dict[str, Make] = {
     ),
     "shared": shared(),
     "shared, dropped": shared(end_of_data="drop"),
+    "shared by a part": part(capacity=50),
     "steps": steps(),
     "steps, dropped": steps(end="drop"),
     "groups": lambda: GroupCollector(),
@@ -163,6 +169,38 @@ def test_streams_have_whole_batches_of_one_group_at_the_same_step() -> None:
         assert steps
         for first, second in zip(steps[::2], steps[1::2], strict=True):
             assert len({GROUPS[n] for own in first + second for n in own}) == 1
+
+
+def test_parts_of_the_streams_have_steps_of_similar_cost_at_once() -> None:
+    """Though they are of other samples and sizes, and read other numbers of windows."""
+
+    def costs(num_streams: int, seed: int) -> list[float]:
+        drawn = np.random.default_rng(seed).exponential(9, 900 * num_streams).clip(1, 64)
+        lengths = drawn.astype(np.int64).tolist()
+        run, found = Run(part(num_streams, None), [0] * len(lengths), lengths), list[float]()
+        while not run.has_ended and (own := next_list(run)) is not None:
+            found.append(sum(COST.combine(lengths[n], lengths[n] ** 2) for n in own))
+        return np.reshape(found[: 120 * num_streams], (120, num_streams)).sum(axis=1).tolist()
+
+    assert np.corrcoef(costs(3, 0), costs(5, 1))[0, 1] > 0.5
+    assert abs(np.corrcoef(costs(3, 0)[1:], costs(5, 1)[:-1])[0, 1]) < 0.3
+
+
+def test_a_part_drops_no_more_than_a_step_at_the_end() -> None:
+    run = Run(part(3, None, drop_last=True), [0] * 280, LENGTHS[:280]).all()
+    assert 0 < len(run.dropped) < 30
+    assert len(run.lists) % 3 == 0
+
+
+def test_a_step_that_some_streams_of_a_part_lack_comes_last() -> None:
+    costs = []
+    for index in range(3):
+        run = Run(part(3, index), [0] * 280, LENGTHS[:280])
+        costs.append(list[int]())
+        while (own := next_list(run)) is not None:
+            costs[-1].append(sum(LENGTHS[n] for n in own))
+    assert [*map(len, costs)] == [22, 23, 23]
+    assert min(own[-1] for own in costs) == min(map(min, costs))
 
 
 def next_list(run: Run) -> list[int] | None:

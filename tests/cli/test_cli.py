@@ -486,7 +486,7 @@ def test_media_metadata_are_stored_in_a_dataset_and_in_a_folder(tmp_path):
 
 @pytest.fixture
 def states() -> list[dict]:
-    return json.loads((REPO / "tests/golden/state-v6.json").read_text())["plain"]["states"]
+    return json.loads((REPO / "tests/golden/state-v7.json").read_text())["plain"]["states"]
 
 
 def test_states_are_described_of_json_and_of_torch_files(states, tmp_path):

@@ -49,7 +49,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_texts(folder / "data", samples_per_shard=5)
     (folder / "files").mkdir()
     (folder / "lengths_of_texts.py").write_text("def of(sample):\n    return len(sample.text)\n")
-    states = json.loads((REPO / "tests/golden/state-v6.json").read_text())["plain"]["states"]
+    states = json.loads((REPO / "tests/golden/state-v7.json").read_text())["plain"]["states"]
     (folder / "a.json").write_text(json.dumps(states))
     for name in ("prepare", "lengths"):
         with pytest.MonkeyPatch.context() as patch:

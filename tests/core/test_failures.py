@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,6 +112,13 @@ def test_samples_that_cannot_be_read_are_logged_once_for_each_shard_and_kind(tmp
     assert tenth.startswith(f"Skipped 10 times so far in {tmp_path / 'data' / 'a.tar'}, the last")
     assert "FieldAccessError" in other_kind
     assert "b.tar, sample 'b00'" in other_shard
+
+
+def test_shards_elsewhere_are_named_by_their_addresses(caplog) -> None:
+    source = SimpleNamespace(dataset_path="s3://bucket/data", shard_name="a.tar")
+    for _ in range(10):
+        log_exception(OSError(5, "gone"), None, [source])
+    assert "Skipped 10 times so far in s3://bucket/data/a.tar, the last time" in caplog.text
 
 
 def test_place_is_the_innermost_line_of_the_user() -> None:

@@ -149,7 +149,7 @@ def test_what_needs_real_files_says_so_and_unknown_schemes_are_refused(data) -> 
         files.real_path(local_path("memory://sets/b/.nv-meta/index.sqlite"))
     with pytest.raises(ValueError, match="remote"):
         load_factory("other://sets/b")
-    with pytest.raises(FileNotFoundError, match="memory:/sets/c is not a prepared dataset"):
+    with pytest.raises(FileNotFoundError, match="memory://sets/c is not a prepared dataset"):
         load_factory("memory://sets/c")
     assert files.entries(local_path("memory://sets")) == ["a/", "b/"]
     file = MemoryFile(PurePath("x"), b"1234")

@@ -14,7 +14,7 @@ from energon_lite.core import topology
 from energon_lite.loader.workers import executor
 from energon_lite.loader.workers.executor import register_executor
 
-from ..helpers import ENCODERS, Ranks, assert_same, blend_maker
+from ..helpers import Ranks, assert_same, blend_with_itself
 from .toy_executor import ProgramExecutor
 
 pytestmark = pytest.mark.processes
@@ -29,23 +29,10 @@ def program(monkeypatch: pytest.MonkeyPatch) -> None:
     register_executor("program", ProgramExecutor)
 
 
-def blend(texts: Path, tmp_path: Path, encoder: str = "skipping") -> Any:
-    """A maker of a metadataset's blend of one folder with itself."""
-    split = f"""
-    blend:
-      - path: {texts}
-        weight: 2
-      - path: {texts}
-        weight: 1
-        shuffle_over_epochs_multiplier: 2
-    """
-    return blend_maker(tmp_path, split, ENCODERS[encoder])
-
-
 def test_states_resume_in_other_workers_and_a_program_that_dies_is_replaced(
     texts: Path, tmp_path: Path
 ) -> None:
-    make = blend(texts, tmp_path)
+    make = blend_with_itself(texts, tmp_path)
     whole = Ranks(make, 1, num_streams=6).slots(20)
     run = Ranks(make, 1, 1, num_streams=6, worker_type="program")
     found = run.slots(6)
@@ -63,7 +50,7 @@ def test_states_resume_in_other_workers_and_a_program_that_dies_is_replaced(
 
 
 def test_name_that_was_not_registered_is_refused() -> None:
-    with pytest.raises(ValueError, match="'other' is not one of process, thread, program"):
+    with pytest.raises(ValueError, match="'other' is not one of process, thread, ray, program"):
         WorkerConfig(rank=0, world_size=1, num_workers=1, worker_type="other")
     with pytest.raises(ValueError, match=r"start_method='fork' is of worker processes.*'program'"):
         WorkerConfig(

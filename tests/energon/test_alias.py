@@ -122,8 +122,11 @@ AS = ["-m", "energon_lite.as_energon"]
 
 @pytest.mark.parametrize(
     ("launcher", "is_module"),
-    [(AS, True), (TORCHRUN + AS, False), (AS + TORCHRUN, False), (AS + TORCHRUN, True)],
-)
+    [
+        (AS, True), (TORCHRUN + AS, False), (AS + TORCHRUN, True),
+        pytest.param(AS + TORCHRUN, False, marks=pytest.mark.soak),
+    ],
+)  # fmt: skip
 def test_a_script_or_module_runs_as_main_with_its_arguments_also_in_spawned_processes(
     tmp_path, is_module, launcher
 ):

@@ -24,7 +24,15 @@ from energon_lite import (
     stateless,
 )
 
-from ..helpers import MakeDataset, SkippingEncoder, ignore, number_of, opened, through_json
+from ..helpers import (
+    MakeDataset,
+    SkippingEncoder,
+    counts_in_state,
+    ignore,
+    number_of,
+    opened,
+    through_json,
+)
 
 
 class Act(NamedTuple):
@@ -128,9 +136,7 @@ def without_pid(batch: dict[str, Any]) -> dict[str, Any]:
 def counts(loader: SavableDataLoader[Any]) -> dict[str, Any]:
     """All that a loader counts, and where it stands; without seconds."""
     state = opened(through_json(loader.save_state_rank()))
-    for source in state["stats"].values():
-        for name in SECONDS:
-            source.pop(name, None)
+    state["stats"] = counts_in_state(state)
     state.pop("checksum")
     stats = {name: vars(found).copy() for name, found in loader.stats().items()}
     for found in stats.values():

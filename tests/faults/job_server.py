@@ -90,5 +90,6 @@ if __name__ == "__main__":
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         end_with_parent(signal.SIGKILL)
         become_job(Path(request["folder"]))
-        scene = getattr(importlib.import_module("tests.faults.scenes"), request["scene"])
+        module, _, name = request["scene"].rpartition(":")
+        scene = getattr(importlib.import_module(module or "tests.faults.scenes"), name)
         scene(partial(report, str(Path(request["folder"]) / "report")), **request["args"])

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -97,7 +98,7 @@ def unused(names: set[str]) -> set[str]:
 
 
 class Job:
-    """A process that runs a scene of `scenes`.
+    """A process that runs a scene of `scenes`, or of another module: `module:scene`.
 
     Attributes:
         pid: its process, and its session.
@@ -192,7 +193,7 @@ class JobServer:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._numbers = itertools.count()
+        self._numbers, self._lock = itertools.count(), threading.Lock()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.job_server"],
             cwd=REPO,
@@ -211,9 +212,10 @@ class JobServer:
         """Returns the server's answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+        with self._lock:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            return json.loads(self._process.stdout.readline())
 
     @contextmanager
     def job(self, scene: str, **args: Any) -> Iterator[Job]:

@@ -161,7 +161,7 @@ SOME_KEYS = st.lists(st.sampled_from(KEYS[:8]), min_size=2, max_size=8, unique=T
 MODES = st.sampled_from(["error", "skip", "none"])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.tuples(SOME_KEYS, SOME_KEYS, SOME_KEYS), st.tuples(MODES, MODES))
 def test_rows_of_three_datasets_are_those_of_a_plain_loop(
     tmp_path_factory: pytest.TempPathFactory, keys: Any, modes: Any

@@ -59,7 +59,7 @@ def in_ranges(folder: Path, counts: list[int], indices: Any, max_bytes: int) -> 
         return described(ShardReader(folder, names, counts, range(9)), indices, max_bytes)
 
 
-@examples(60)
+@examples(15)
 @given(
     both=st.tuples(SAMPLES, SAMPLES), has_times=st.booleans(),
     max_bytes=st.sampled_from([1, 150_000, 1 << 22]), cut=st.one_of(st.none(), st.floats(0, 1)),

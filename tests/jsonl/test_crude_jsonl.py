@@ -237,8 +237,7 @@ def test_energons_loaders_open_a_file(tmp_path) -> None:
     assert len(found.dataset) == NUM_SAMPLES
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("is_prepared", [True, False])
+@pytest.mark.parametrize(("num_workers", "is_prepared"), [(0, True), (2, False)])
 def test_lengths_lie_beside_the_file_and_packs_are_planned_by_them(
     tmp_path, num_workers, is_prepared
 ) -> None:

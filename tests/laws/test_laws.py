@@ -672,7 +672,7 @@ def _no_collections(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_dataset_keeps_all_laws(case: Case, number: int, root: Path) -> None:
     # Two streams for every third case of a kind, and fewer items for what are only other settings;
     # `make soak` has more streams, and more items.
-    items = 8 if number < 6 else 6
+    items = 6 if number < 6 else 4
     check_dataset(case(root), num_streams=(1 if number % 3 else 2,), max_items=items)
 
 

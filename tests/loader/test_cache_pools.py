@@ -164,7 +164,10 @@ def test_a_resume_with_lazy_values_in_buffers_is_exact(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("start_method", "num_workers"), [("fork", 2), ("spawn", 1)])
+@pytest.mark.parametrize(
+    ("start_method", "num_workers"),
+    [("fork", 2), pytest.param("spawn", 1, marks=pytest.mark.soak)],
+)
 def test_worker_processes_have_the_pool_and_leave_no_file(
     make_loader: MakeLoader, tmp_path: Path, start_method: str, num_workers: int
 ) -> None:

@@ -583,7 +583,7 @@ def test_len_is_learned_in_the_first_whole_pass(roots, monkeypatch, kind, end) -
 # -------------------------------------------------------------------------------------- resuming
 
 
-@examples(15)
+@examples(6)
 @given(
     kind=st.sampled_from(["packs", "buckets", "dicts"]),
     end=st.sampled_from(["drop", "pad"]),

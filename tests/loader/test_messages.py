@@ -235,7 +235,7 @@ def test_ranges_of_free_space_never_overlap_and_all_come_back(seed: int) -> None
 
 
 @given(st.integers(0, 2**32))
-@examples(10)
+@examples(5)
 def test_batches_kept_at_random_stay_what_they_were(seed: int) -> None:
     numbers = random.Random(seed)
     kept: dict[int, Any] = {}

@@ -198,7 +198,7 @@ def test_worker_that_the_loader_ended_is_not_reported_as_killed_by_the_system(
 
 
 LIMITED = """
-import resource, sys
+import os, resource, sys
 from pathlib import Path
 import numpy as np
 from energon_lite import *
@@ -206,34 +206,39 @@ class Large(DefaultTaskEncoder):
     @stateless
     def encode_batch(self, batch):
         return {"x": np.ones(300_000)}
-name, more, texts = sys.argv[1:]
+texts, *limits = sys.argv[1:]
 config = WorkerConfig(rank=0, world_size=1, num_workers=2, start_method="fork")
 dataset = get_train_dataset(texts, batch_size=2, worker_config=config, task_encoder=Large())
 loader = get_savable_loader(dataset)
-pages = Path("/proc/self/statm").read_text().split()[0]
-used = {"RLIMIT_AS": int(pages) * resource.getpagesize()}.get(name, 0)
-kind = getattr(resource, name)
-resource.setrlimit(kind, (used + int(more), resource.getrlimit(kind)[1]))
-print(len([batch for batch, _ in zip(loader, range(9))]))
+for limit in limits:  # each in a process of its own
+    name, more = limit.split("=")
+    if os.fork():
+        print(f"{name} ends with {os.waitstatus_to_exitcode(os.wait()[1])}", file=sys.stderr)
+        continue
+    pages = Path("/proc/self/statm").read_text().split()[0]
+    used = {"RLIMIT_AS": int(pages) * resource.getpagesize()}.get(name, 0)
+    kind = getattr(resource, name)
+    resource.setrlimit(kind, (used + int(more), resource.getrlimit(kind)[1]))
+    sys.exit(len([batch for batch, _ in zip(loader, range(9))]))
+sys.exit(1)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-@pytest.mark.parametrize(
-    ("limit", "value", "words"),
-    [
-        ("RLIMIT_FSIZE", 1 << 20, ("File too large", "ulimit -f")),
-        ("RLIMIT_AS", 16 << 20, ("emory", "fewer workers", "ulimit -v")),
-    ],
-)
-def test_limits_of_the_system_are_errors_that_name_the_limit(texts, limit, value, words) -> None:
-    done = program("-c", LIMITED, limit, value, texts)
-    end = "\n".join(done.stderr.splitlines()[-2:])
-    for word in words:
-        assert word in end
-    names = {"ulimit -f", "ulimit -v", "ulimit -n"}
-    assert [name for name in names if name in end] == [word for word in words if word in names]
-    assert "signal 9" not in end
+def test_limits_of_the_system_are_errors_that_name_the_limit(texts) -> None:
+    limits = {
+        f"RLIMIT_FSIZE={1 << 20}": ("File too large", "ulimit -f"),
+        f"RLIMIT_AS={16 << 20}": ("emory", "fewer workers", "ulimit -v"),
+    }
+    lines = program("-c", LIMITED, texts, *limits).stderr.splitlines()
+    for limit, words in limits.items():
+        place = lines.index(f"{limit.partition('=')[0]} ends with 1")
+        end = "\n".join(lines[max(0, place - 2) : place])
+        for word in words:
+            assert word in end
+        names = {"ulimit -f", "ulimit -v", "ulimit -n"}
+        assert [name for name in names if name in end] == [word for word in words if word in names]
+        assert "signal 9" not in end
 
 
 class OddThird(DefaultTaskEncoder):

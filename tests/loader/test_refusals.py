@@ -107,8 +107,8 @@ STATES: list[tuple[Changed, dict[str, Any], str]] = [
     *((lambda _, garbage=garbage: garbage, {}, "") for garbage in (["x"], [[]], [{}])),
     (lambda _: [], {}, "there is no state in the list"),
     (lambda _: [ENERGONS], {}, "not a loader state of energon_lite"),
-    *((each(version=version), {}, f"format version {version!r}; ") for version in (0, 5, 7, "6")),
-    (each(version=True), {}, "format version True; this version of energon_lite reads version 6 "),
+    *((each(version=version), {}, f"format version {version!r}; ") for version in (0, 6, 8, "7")),
+    (each(version=True), {}, "format version True; this version of energon_lite reads version 7 "),
     (lambda s: [{**s[0], "items_in_pass": 5}, s[1]], {}, "rank 0 does not have the checksum"),
     *((each(**{n: v}), {}, f"{n!r}") for n in ("base", "count") for v in (10**30, -1, True)),
     *((first(streams=text), {}, "'streams'") for text in ("garbage", "e\u0301", "eJw=", "", 7)),
@@ -192,7 +192,7 @@ def test_states_of_other_moments_and_runs_are_refused(texts, states) -> None:
 
 def test_small_table_of_a_huge_value_is_refused(texts, states, monkeypatch) -> None:
     table = resume.compressed([0] * 10_000)
-    monkeypatch.setattr(resume, "_MAX_BYTES", 20_000)
+    monkeypatch.setattr(resume, "MAX_STATES_BYTES", 20_000)
     message = refused(train(texts, "skipping"), first(streams=table)(states))
     assert "of more than 20,000 bytes" in message
 

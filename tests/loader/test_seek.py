@@ -39,7 +39,7 @@ def unbroken_epochs(path: Path, kind: str) -> list[list[list[str]]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@examples(25)
+@examples(10)
 def test_fresh_loader_goes_where_the_unbroken_one_came(
     kind: str, data: st.DataObject, texts: Path
 ) -> None:
@@ -59,7 +59,7 @@ def test_fresh_loader_goes_where_the_unbroken_one_came(
 
 
 @given(data=st.data())
-@examples(25)
+@examples(10)
 def test_restored_loader_stays_where_its_state_is(data: st.DataObject, texts: Path) -> None:
     kind = KINDS[data.draw(st.sampled_from(sorted(KINDS)))]
     unbroken = loader_of(texts, **kind)

@@ -10,7 +10,7 @@ from typing import Any
 
 from energon_lite import SavableDataLoader, WorkerConfig, get_savable_loader, get_train_dataset
 
-from ..helpers import Ranks, opened, through_json
+from ..helpers import Ranks, counts_in_state, opened, through_json
 
 # That of the files.
 ORDER: dict[str, Any] = {
@@ -39,8 +39,8 @@ def loader_from(make: Any, num_workers: int = 0, **config: Any) -> SavableDataLo
 
 
 def kind_of(kind: str) -> dict[str, Any]:
-    """Settings of workers: "thread", or a start method of processes."""
-    return {"worker_type": "thread"} if kind == "thread" else {"start_method": kind}
+    """Settings of workers: "thread", "ray", or a start method of processes."""
+    return {"worker_type": kind} if kind in ("thread", "ray") else {"start_method": kind}
 
 
 def workers_of(run: Ranks, rank: int = 0) -> list[Any]:
@@ -58,10 +58,7 @@ def counts_of(run: Ranks) -> Any:
     found = []
     for loader in run.loaders:
         state = opened(through_json(loader.save_state_rank()))
-        for fields in state["stats"].values():
-            for name in ("read_sec", "encode_sec", "wait_sec"):
-                fields.pop(name, None)
-        found.append({**state, "checksum": 0})
+        found.append({**state, "stats": counts_in_state(state), "checksum": 0})
     return found
 
 

@@ -242,7 +242,7 @@ UNEVEN_DEAL = [[[0, 4], [1], [2]], [[3, 5]], []]  # a masked micro-batch, a rank
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @given(case=dealt())
 @example(case=(UNEVEN, UNEVEN_DEAL))
-@examples(100)
+@examples(10)
 def test_step_has_loss_and_gradient_of_one_big_batch(
     step: Callable[..., tuple[float, Tensor]], reduction: Any, case: Any
 ) -> None:

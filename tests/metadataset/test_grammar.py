@@ -23,7 +23,7 @@ TRAIN = HEAD + "splits:\n  train:\n"
 NODES = "path, join, blend, blend_epochized, concat"
 REFERENCE = (
     "path, name, loss_weight, subset, subflavors, split_part, shuffle_over_epochs_multiplier, "
-    "dataset_config, split_config, aux"
+    "dataset_config, split_config, meta_dir, aux"
 )
 EPOCHIZED = (
     "blend_epochized, name, loss_weight, subset, subflavors, split_part, "
@@ -279,7 +279,7 @@ FULL = {
                     "weight": {"schedule": "linear", "points": {"0": 1}, "samples_per_step": 8},
                     "path": "a", "name": "a", "loss_weight": 0.5, "subset": {"range": [1, "end"]},
                     "subflavors": {"tag": 1}, "split_part": "p", "dataset_config": "d.yaml",
-                    "split_config": "s.yaml", "shuffle_over_epochs_multiplier": 2,
+                    "split_config": "s.yaml", "meta_dir": "m", "shuffle_over_epochs_multiplier": 2,
                     "aux": {"x": "b", "y": {"path": "b"}, "z": {"fs_path": "b"}},
                 },
                 {"weight": 2, "concat": [{"path": "b"}], "loss_weight": 2},

@@ -170,8 +170,9 @@ BY_TOKENS = "a blend by tokens is exact: 'unit: tokens' cannot be 'blend_mode: r
 # The node of a split -> the key of the mistake, and the message.
 REFUSED: dict[str, tuple[Any, str, str]] = {
     "a remote path": (
-        {"path": "s3://bucket/a"}, ".path", "'s3://bucket/a' is remote (s3://). Remote paths: not "
-        "in this version; copy or mount the data and write its local path",
+        {"path": "dss://p/a"}, ".path", "'dss://p/a' is remote (dss://), and of no storage that is "
+        "known here: s3://, gs://, az://, msc://, http:// and https:// are. Copy or mount the "
+        "data, and write its local path",
     ),
     "a path above the root": (
         {"path": "../" * 99 + "a"}, ".path",
@@ -319,7 +320,7 @@ def test_entries_of_weight_0_are_removed_and_never_looked_up() -> None:
     tree = {
         "blend": [
             {"path": "missing.yaml", "weight": 0},
-            {"path": "s3://nowhere", "weight": 0.0},
+            {"path": "msc://nowhere", "weight": 0.0},
             {"path": "${NOT_SET}", "weight": off},
             {"blend_epochized": [{"path": "missing.yaml", "repetitions": 0}], "weight": 0},
             {"path": "a"},

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from energon_lite.core.topology import Stream
+from energon_lite.core.topology import NodeGroups, Stream
 from energon_lite.order.source_order import SourceOrder
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "order.json"
@@ -31,6 +31,14 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], Stream]] = {
     "with replacement": ({"multiplier": -1, "max_slice": 10}, Stream(0, 2)),
     "third pass": ({"endless": False, "max_slice": 5}, Stream(1, 4, 2)),
     "file order": ({"multiplier": None, "block": 4, "num_samples": 30}, Stream(1, 2)),
+    "groups": (
+        {"max_slice": 10, "interleave": 2, "window": 5, "nodes": NodeGroups(2, 2)},
+        Stream(2, 8),
+    ),
+    "groups of copies": (
+        {"num_samples": 31, "multiplier": 3, "max_slice": 4, "nodes": NodeGroups(3)},
+        Stream(1, 3),
+    ),
     "millions": ({"num_samples": 3_000_000, "max_slice": 5, "window": 100}, Stream(3, 8)),
     "window above tables": (
         {"num_samples": 6_000_000, "max_slice": 5, "window": 300_000},

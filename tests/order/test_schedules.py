@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from energon_lite.order.schedules import Schedule, Weight, Weights
+from energon_lite.core.topology import Stream
+from energon_lite.order.blending import BlendOrder
+from energon_lite.order.schedules import Schedule, Weight, Weights, _ScheduleTable
 
 values = st.floats(0, 100, allow_nan=False, allow_subnormal=False).map(lambda y: round(y, 3))
 
@@ -101,6 +105,14 @@ def test_expected_counts_add_up_from_call_to_call(tree, draws) -> None:
         assert np.allclose(tree.expected(num_draws), exact, rtol=1e-6, atol=1e-9)
 
 
+def test_expected_counts_are_exact_where_shares_bend_at_the_ends_of_an_interval() -> None:
+    """An integral and half of each end were 1.3e-6 off."""
+    level = Weights([1.0, Schedule("linear", ((0, 1.0), (50_000, 1000.0)))])
+    tree = Weights([(1.0, level), (1.0, Weights([1.0, 2.0]))])
+    exact = tree.at(np.arange(50_001)).sum(axis=0)
+    assert np.allclose(tree.expected(50_001), exact, rtol=1e-7)
+
+
 def test_a_save_of_many_schedules_works_out_only_what_is_new(monkeypatch) -> None:
     """Their own points cut the draws into 400 intervals, each shorter than what is added up."""
     rng = np.random.default_rng(5)
@@ -123,6 +135,31 @@ def test_a_save_of_many_schedules_works_out_only_what_is_new(monkeypatch) -> Non
     assert sum(cells) <= 200
     exact += at(np.arange(60_000, 60_200)).sum(axis=0)
     assert np.allclose(more, exact, rtol=1e-6)
+
+
+def test_many_schedules_are_looked_at_where_they_bend(monkeypatch) -> None:
+    """Neither a first save nor a block of draws works out all shares at all draws."""
+    rng = np.random.default_rng(6)
+    points = np.sort(rng.integers(1, 90_000, (1000, 2)), axis=1).astype(float)
+    ends = rng.random((1000, 2)) + 0.01
+    pairs = zip(points, ends, strict=True)
+    tree = Weights([Schedule("linear", ((a, x), (b + 1, y))) for (a, b), (x, y) in pairs])
+    pickled, cells, between = pickle.dumps(tree), [], _ScheduleTable._between
+
+    def counted(*arguments: Any) -> Any:
+        values = between(*arguments)
+        cells.append(values.size)
+        return values
+
+    monkeypatch.setattr(_ScheduleTable, "_between", counted)
+    found = tree.expected(60_000)
+    assert sum(cells) < 1_500_000  # of 1,300 intervals, 8 draws in each, 1,000 shares of each
+    exact = sum(tree.at(np.arange(at, at + 6000)).sum(axis=0) for at in range(0, 60_000, 6000))
+    assert np.allclose(found, exact, rtol=1e-6)
+    assert pickle.dumps(tree) == pickled
+    cells.clear()
+    BlendOrder(tree, "exact", 3, Stream(1, 8)).block(4000, 600)
+    assert sum(cells) < 100_000
 
 
 @pytest.mark.soak

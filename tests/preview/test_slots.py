@@ -19,10 +19,11 @@ from .sets import PackedBytes
 SETTINGS = {"batch_size": 2, "shuffle_buffer_size": 10}
 
 
-def loader_of(root, rank=0, world_size=1, **settings):
+def loader_of(root, rank=0, world_size=1, nodes=None, **settings):
     config = WorkerConfig(
-        rank=rank, world_size=world_size, num_workers=0, num_streams=4, seed_offset=3
-    )
+        rank=rank, world_size=world_size, num_workers=0, num_streams=4, seed_offset=3,
+        **(nodes or {}),
+    )  # fmt: skip
     dataset = get_train_dataset(
         root, task_encoder=PackedBytes(), worker_config=config, **{**SETTINGS, **settings}
     )
@@ -44,10 +45,13 @@ def test_slots_are_the_batches_of_the_run_in_any_order(tmp_path):
         assert reader.read(slot).restore_key == batches[slot].__restore_key__
 
 
-@pytest.mark.parametrize("num_before", [0, 5, 8])
-def test_a_state_shows_the_very_batches_of_its_run(tmp_path, num_before):
+@pytest.mark.parametrize(
+    ("num_before", "nodes"),
+    [(0, {}), (5, {}), (8, {"node_groups": 2, "ranks_per_node": 2})],
+)
+def test_a_state_shows_the_very_batches_of_its_run(tmp_path, num_before, nodes):
     root = text_set(tmp_path, 90)
-    loader = loader_of(root)
+    loader = loader_of(root, nodes=nodes)
     batches = iter(loader)
     before = list(islice(batches, num_before))
     states = json.loads(json.dumps([loader.save_state_rank()]))
@@ -56,7 +60,7 @@ def test_a_state_shows_the_very_batches_of_its_run(tmp_path, num_before):
     assert settings == {
         "num_streams": 4, "seed_offset": 3, "packing_buffer_size": 256, "repeat": True,
         "max_samples_per_sequence": 30, "parallel_shard_iters": 16, "batch_drop_last": False,
-        **SETTINGS,
+        **SETTINGS, **nodes,
     }  # fmt: skip
     reader = SlotReader(root, "train", PackedBytes(), states, **settings)
     assert reader.first == num_before

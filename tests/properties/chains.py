@@ -25,7 +25,7 @@ from energon_lite.loader.workers import executor
 from energon_lite.loader.workers.executor import Executor, Pass, WorkerSettings
 from energon_lite.loader.workers.rank_feed import Delivery
 
-from ..helpers import MakeDataset, Ranks, assert_same
+from ..helpers import MakeDataset, Ranks, assert_same, last_slot
 
 END = object()
 MAX_SKIP_RATE = 0.999999  # failures are counted, and none is too much
@@ -77,7 +77,7 @@ class Model:
 
     def counts(self, slots: set[tuple[int, int]], last: int) -> tuple[Any, Any, tuple[int, int]]:
         """Returns statistics and skips of some slots, and the failures of those in a last pass."""
-        counter, lost, skipped = Counter(self.dataset), (0, 0), Multiset[str]()
+        counter, lost, skipped = Counter(self.dataset, []), (0, 0), Multiset[str]()
         limit = FailureLimit(self.dataset, MAX_SKIP_RATE)
         for number, slot in slots:
             item, records, costs, _ = self.slots(number)[slot]
@@ -85,7 +85,7 @@ class Model:
             skipped.update(lost_samples(records))
             if number == last:
                 lost = limit.counted(*lost, Delivery(item, slot, -1, None, records, costs))
-        return counter.counted(), skipped, lost
+        return counter.stats(0), skipped, lost
 
 
 class Chain:
@@ -164,9 +164,7 @@ class Chain:
             self.ended[rank] = True
             self.leave(rank)
             return False
-        place = self.ranks.loaders[rank]._run.position  # a state takes longer
-        slots, number = place.start.slots, self._numbers[rank]
-        slot = slots.slot(place.count - 1 - slots.first)
+        slot, number = last_slot(self.ranks.loaders[rank]), self._numbers[rank]
         where = f"slot {slot} of pass {number}"
         given = self.given.setdefault(number, set())
         assert slot not in given, f"{where} came twice"

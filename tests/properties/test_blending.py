@@ -180,7 +180,13 @@ LONG: dict[str, np.ndarray] = {
 }
 
 
-@pytest.mark.parametrize("name", LONG)
+# In the normal run one of each kind: many children, few, and those that are hard.
+HARD = ("one big of 1000", "golden", "halves and a tiny one", "hard for a rotation")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in HARD else pytest.mark.soak) for n in LONG]
+)
 def test_two_million_draws_of_a_stream_stay_close_to_the_shares(name) -> None:
     check_run(LONG[name], 1, 2_000_000, key_of(name))
 

@@ -10,7 +10,7 @@ from ..conftest import examples
 from .trees import MAX_ITEMS, Tree, begins_again, build, is_worth_it, trees
 
 
-@examples(4)
+@examples(3)
 @given(trees())
 def test_any_tree_keeps_all_laws(tree: Tree) -> None:
     assume(not begins_again(tree) and is_worth_it(tree, (1, 3)))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
+from dataclasses import replace
+from itertools import pairwise, product
 from typing import Any
 from unittest import mock
 
@@ -13,7 +14,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from energon_lite.core.seeds import key_of
-from energon_lite.core.topology import Stream
+from energon_lite.core.topology import NodeGroups, Stream
 from energon_lite.order import permutation, source_order
 from energon_lite.order.permutation import Permutation
 from energon_lite.order.source_order import Segment, ShuffledDealing, SourceOrder, WindowShuffle
@@ -43,6 +44,22 @@ def orders(draw: st.DrawFn, **fixed: Any) -> SourceOrder:
     return SourceOrder(**{**values, **fixed})
 
 
+@st.composite
+def runs(draw: st.DrawFn, **fixed: Any) -> tuple[SourceOrder, int]:
+    """Any source order, and a number of streams, which may be in groups."""
+    order, num_streams = draw(orders(**fixed)), draw(stream_counts)
+    if order.multiplier is None:
+        return order, num_streams
+    nodes = groups_of(num_streams)
+    return replace(order, nodes=draw(st.sampled_from(nodes))), num_streams
+
+
+def groups_of(num_streams: int) -> list[NodeGroups]:
+    """Returns the groups that so many streams can have."""
+    pairs = product(range(1, num_streams + 1), repeat=2)
+    return [NodeGroups(*pair) for pair in pairs if num_streams % (pair[0] * pair[1]) == 0]
+
+
 def first(order: SourceOrder, stream: Stream, count: int) -> list[Pair]:
     """The first (epoch, index) of a stream, read at once."""
     epochs, indices = order.stream(stream).block(0, count)
@@ -61,8 +78,9 @@ def whole_pass(order: SourceOrder, num_streams: int, pass_index: int = 0) -> lis
     return found
 
 
-@given(orders(endless=False), stream_counts, st.integers(0, 3))
-def test_finite_pass_has_each_sample_once(order, num_streams, pass_index) -> None:
+@given(runs(endless=False), st.integers(0, 3))
+def test_finite_pass_has_each_sample_once(run, pass_index) -> None:
+    order, num_streams = run
     streams = whole_pass(order, num_streams, pass_index)
     pairs = Counter(pair for stream in streams for pair in stream)
     copies = order.multiplier or 1
@@ -82,8 +100,9 @@ def test_pass_with_replacement_is_as_long_as_an_epoch_and_labels_each_draw(
     assert {index for _, index in pairs} <= set(range(order.num_samples))
 
 
-@given(orders(endless=True), stream_counts, st.integers(1, 60))
-def test_endless_run_never_repeats_an_epoch_and_index(order, num_streams, count) -> None:
+@given(runs(endless=True), st.integers(1, 60))
+def test_endless_run_never_repeats_an_epoch_and_index(run, count) -> None:
+    order, num_streams = run
     pairs = [
         pair for s in range(num_streams) for pair in first(order, Stream(s, num_streams), count)
     ]
@@ -106,8 +125,9 @@ def test_places_dealt_so_far_fill_epoch_after_epoch(order, num_streams, rounds) 
     assert max(counts) - min(counts) <= slack
 
 
-@given(orders(), stream_counts, st.data())
-def test_order_does_not_depend_on_the_blocks_it_is_worked_out_in(order, num_streams, data) -> None:
+@given(runs(), st.data())
+def test_order_does_not_depend_on_the_blocks_it_is_worked_out_in(run, data) -> None:
+    order, num_streams = run
     stream = Stream(data.draw(st.integers(0, num_streams - 1)), num_streams)
     total = 60
     expected = first(order, stream, total)
@@ -127,6 +147,37 @@ def test_epochs_of_a_stream_follow_each_other(order, num_streams, count) -> None
         pairs = first(order, Stream(index, num_streams), count * order.num_samples)
         epochs = [epoch for epoch, _ in pairs]
         assert epochs == sorted(epochs)
+
+
+@given(runs(endless=False, multiplier=1), st.integers(0, 2), st.sampled_from([1, 2, 3]))
+@examples(200)
+def test_groups_read_the_same_samples_in_all_epochs(run, size, multiplier) -> None:
+    """Passes of less, of as much, and of more than an epoch; the ends may move by a sample."""
+    order, num_streams = run
+    n, nodes = order.num_samples, order.nodes
+    per_pass = (None, -(-n // 3), 2 * n + 1)[size]
+    order = replace(order, multiplier=multiplier, pass_samples=per_pass)
+    served: Counter[Pair] = Counter()
+    samples: dict[Pair, set[int]] = {}
+    per_epoch, num_passes = n * multiplier, 7 if size == 1 else 2
+    for number in range(num_passes):
+        streams = whole_pass(order, num_streams, number)
+        lengths = [len(stream) for stream in streams]
+        assert sum(lengths) == (per_pass or per_epoch)
+        assert max(lengths) - min(lengths) <= 1
+        for index, stream in enumerate(streams):
+            group = index // nodes.ranks % nodes.num_groups
+            served.update(stream)
+            for epoch, sample in stream:
+                samples.setdefault((epoch, group), set()).add(sample)
+    assert set(served.values()) == {1}
+    num_whole = num_passes * (per_pass or per_epoch) // per_epoch * multiplier
+    epochs = Counter(epoch for epoch, _ in served)
+    assert all(epochs[epoch] == n for epoch in range(num_whole))
+    for group in range(nodes.num_groups if nodes.num_groups > 1 else 0):
+        own = [samples.get((epoch, group), set()) for epoch in range(num_whole)]
+        assert all(len(a ^ b) <= (2 if n % nodes.num_groups else 0) for a, b in pairwise(own))
+        assert len(set.union(*own) - set.intersection(*own)) <= 4 if own else True
 
 
 @given(st.integers(1, 200), stream_counts, st.integers(0, 40), st.integers(0, 100))
@@ -262,6 +313,25 @@ def test_multiplier_permutes_all_copies_as_one_epoch(order, num_streams) -> None
     assert all(served[i] >= 3 for i in range(order.num_samples))
     copies = {(label, index) for label, index in pairs if label < 3}
     assert len(copies) == 3 * order.num_samples
+
+
+@pytest.mark.parametrize(("max_slice", "num_samples"), [(1000, 7777), (100, 1 << 40), (7, 80_003)])
+def test_slices_of_groups_are_those_of_the_data(max_slice, num_samples) -> None:
+    """Neighbours stay together, and groups mix, however large the source."""
+    order = SourceOrder("a", num_samples, 3, True, max_slice=max_slice, nodes=NodeGroups(4, 2))
+    for index in (0, 2, 7):
+        _, indices = order.stream(Stream(index, 16)).block(10 * num_samples // 16, 400)
+        assert ((indices >= 0) & (indices < num_samples)).all()
+        length = min(max_slice, num_samples // 16)
+        assert np.mean(np.diff(indices) == 1) > 1 - 2 / length - 3 / 400
+
+
+def test_groups_have_samples_from_everywhere() -> None:
+    order = SourceOrder("a", 8000, 3, True, max_slice=20, interleave=4, nodes=NodeGroups(4))
+    for index in range(4):
+        indices = order.stream(Stream(index, 4)).block(0, 2000)[1]
+        eighths = np.bincount(indices // 1000, minlength=8)
+        assert eighths.min() > 100
 
 
 # Quality, with fixed seeds: loose bounds that a broken shuffle misses by far.

@@ -142,7 +142,7 @@ def expected_tokens(encoder: Encoder) -> Counter[int]:
     return found
 
 
-@examples(50)
+@examples(10)
 @given(encoder=encoders(), batch_size=st.integers(1, 3), num_streams=st.integers(1, 5))
 def test_pass_has_each_token_that_its_policy_keeps_once(
     root, encoder, batch_size, num_streams
@@ -162,7 +162,7 @@ def test_pass_has_each_token_that_its_policy_keeps_once(
     assert found == expected_tokens(encoder)
 
 
-@examples(50)
+@examples(8)
 @given(
     encoder=encoders(),
     batch_size=st.integers(1, 3),

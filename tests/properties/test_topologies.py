@@ -127,7 +127,7 @@ def check(
         assume(False)
 
 
-@examples(8, soak=1334)
+@examples(5, soak=1334)
 @given(any_tree, st.integers(1, 6), st.data())
 def test_any_tree_on_a_chain_of_topologies(
     tree: Tree, num_streams: int, data: st.DataObject
@@ -145,7 +145,7 @@ def test_any_tree_on_a_chain_of_topologies_with_worker_processes(
     check(tree, num_streams, data, worker_type="process")
 
 
-@examples(8, soak=666)
+@examples(4, soak=666)
 @given(any_tree, st.integers(1, 6), st.data())
 def test_any_tree_on_a_chain_of_topologies_with_worker_threads(
     tree: Tree, num_streams: int, data: st.DataObject

@@ -22,7 +22,6 @@ from energon_lite import (
 )
 from energon_lite.extras.report.advice import headline, without_steps
 from energon_lite.extras.report.report_tables import report_tables, report_text
-from energon_lite.loader.resume import compressed
 
 from ..helpers import metadataset, opened, signed, text_set
 
@@ -140,8 +139,8 @@ def test_state_with_damaged_counts_is_refused(blend: Path, tmp_path: Path) -> No
     state = opened(loader.save_state_rank())
     state["stats"] = {"a": {"samples": "many"}}
     file = tmp_path / "state.json"
-    file.write_text(json.dumps(signed({**state, "stats": compressed(state["stats"])})))
-    with pytest.raises(StateError, match="counts of the state are corrupt"):
+    file.write_text(json.dumps(signed(state)))
+    with pytest.raises(StateError, match="'stats' is"):
         run_report(file)
 
 

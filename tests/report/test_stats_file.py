@@ -13,7 +13,8 @@ import pytest
 
 from energon_lite import DatasetFormatError, LoaderCallback, WorkerConfig, get_savable_loader
 from energon_lite.extras.report.stats_file import read_stats
-from energon_lite.loader.stats import COUNTED, Stats
+from energon_lite.loader.count_table import COUNTED
+from energon_lite.loader.stats import Stats
 
 from ..helpers import text_set, through_json, train
 

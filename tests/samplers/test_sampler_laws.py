@@ -16,6 +16,7 @@ import energon_lite
 from energon_lite.balance import CostModel
 from energon_lite.batching.rules import Algorithm
 
+from ..conftest import examples
 from .laws import Case, check_padding, indices_of, is_empty, sampler_laws
 from .shared import EpochOrder, Squares, distributed, steps_of, text_lengths
 
@@ -146,6 +147,7 @@ def modality_case(draw: Any) -> Case:
     return Case(make, len(pairs), samples, world_size, others, step_batches=num_batches)
 
 
+@examples(8)
 @given(st.data(), st.integers(0, 5), PLACES)
 def test_packs_obey_the_laws(data: st.DataObject, epoch: int, places: list[int]) -> None:
     case, settings = multipack_case(data.draw)

@@ -49,7 +49,7 @@ class Numbers(BlockReader):
         self.slow = range(slow_from, slow_to)
         self.num_read = 0
         self.advised: list[int] = []
-        self.too_late = 0
+        self.too_late = self.furthest = 0
 
     @property
     def is_slow(self) -> bool:
@@ -58,6 +58,7 @@ class Numbers(BlockReader):
     def advise(self, indices: Int64Array) -> None:
         assert len(indices)
         self.advised += indices.tolist()
+        self.furthest = max(self.furthest, self.advised[-1] + 1 - self.num_read)
         self.too_late += int((indices < self.num_read).sum())
 
     def read(self, indices: Int64Array, max_bytes: int = 0) -> Block:
@@ -107,15 +108,19 @@ class Member:
     total=st.integers(1, 500),
     mean_bytes=st.sampled_from([1, 1 << 17, 1 << 20, 1 << 30]),
     slow=st.tuples(st.integers(0, 500), st.integers(0, 500)),
+    most=st.sampled_from([0, 1, 5 << 17, 20 << 20]),
 )
 def test_samples_are_asked_for_once_each_before_they_are_read(
-    total: int, mean_bytes: int, slow: tuple[int, int]
+    total: int, mean_bytes: int, slow: tuple[int, int], most: int
 ) -> None:
     reader = Numbers(*sorted(slow))
+    reader.ahead_bytes = most
     order = Counting(reader, total, mean_bytes)
     assert [*ReadCursor(order, order.stream)] == list(range(total))
     assert reader.advised == sorted(set(reader.advised))
     assert reader.too_late == 0
+    if most:
+        assert reader.furthest <= max(1, most // mean_bytes)
     if slow == (0, 500) and total > 107:
         assert reader.advised[-1] == total - 1
     if not len(reader.slow):

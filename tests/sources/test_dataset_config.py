@@ -144,7 +144,7 @@ def test_module_that_fails_to_import_is_named_with_the_cause(
         get_train_dataset(folder, batch_size=None, trust=True)
 
 
-@pytest.mark.parametrize("scheme", ["s3", "msc", "gs", "http", "https", "hdfs"])
+@pytest.mark.parametrize("scheme", ["rclone", "hdfs"])
 def test_remote_path_has_the_same_answer_everywhere(scheme: str) -> None:
     remote = f"{scheme}://bucket/data"
     calls = [
@@ -160,7 +160,7 @@ def test_remote_path_has_the_same_answer_everywhere(scheme: str) -> None:
         lambda: lint_dataset(remote),
     ]
     for call in calls:
-        with pytest.raises(ValueError, match=rf"is remote \({scheme}://\). Remote paths: not"):
+        with pytest.raises(ValueError, match=rf"is remote \({scheme}://\), and of no storage"):
             call()
 
 

@@ -17,6 +17,7 @@ from energon_lite.core.dataset import StreamRun
 from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.formats import many_readers
+from energon_lite.order import permutation, source_order
 from energon_lite.sources import reading
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.reading import ReadCursor
@@ -68,7 +69,7 @@ def alone(blend: Any, num: int, size: int) -> list[Any]:
     repeat=st.booleans(),
     first=st.integers(0, 12),
 )
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_equal_to_sources_that_are_read_alone_and_after_a_resume(
     sources: list[Any], size: int, repeat: bool, first: int
 ) -> None:
@@ -250,6 +251,8 @@ def test_slow_storage_is_asked_for_samples_before_they_are_read(
 )
 def test_an_order_returns_the_positions_wherever_it_is_asked(most, first, calls, length) -> None:
     class Numbers:
+        reach = 150
+
         def block(self, position: int, count: int) -> Any:
             stop = position + count if length is None else min(position + count, length)
             numbers = first + np.arange(position, max(stop, position))
@@ -257,7 +260,27 @@ def test_an_order_returns_the_positions_wherever_it_is_asked(most, first, calls,
 
     numbers: Any = Numbers()
     order, position = OrderAhead(numbers, most), 0
+    assert order.most == min(most, 150)
     for step, n in calls:
         position = max(0, position + step)
         for found, expected in zip(order.at(position, n), numbers.block(position, n), strict=True):
             assert found.tolist() == expected.tolist()
+
+
+def test_streams_of_few_samples_an_epoch_sort_each_epoch_once(tmp_path, monkeypatch) -> None:
+    num_sorted = []
+
+    def words(*name: int, size: int) -> Any:
+        num_sorted.append(size)
+        return source_order.random_words(*name, size=size)
+
+    monkeypatch.setattr(source_order, "_SORTED", 100)
+    monkeypatch.setattr(permutation, "random_words", words)
+    # An epoch has 300 samples, and 5 of each stream.
+    source = source_of(text_set(tmp_path / "texts", 300))
+    cursors = [source.cursor(Stream(index, 60)) for index in (0, 1, 30)]
+    for _ in range(20):
+        for cursor in cursors:
+            assert len([next(cursor) for _ in range(2)]) == 2
+    assert 8 <= len(num_sorted) <= 8 + 2
+    assert {*num_sorted} == {300}

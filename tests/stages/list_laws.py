@@ -238,6 +238,7 @@ CASES = [
     Case("planned packs of parts", Packs, {"capacity": 8, "overlong": "split", **PLAN}),
     Case("planned packs in balance", Packs, {**BALANCE, **PLAN}),
     Case("shared packs", Packs, SHARED_PLAN, {}, ({"balance_window": 3},), PACK_POLICIES),
+    Case("shared packs by parts", Packs, SHARED_PLAN),  # of two streams
     Case("shared packs of groups", Packs, {**PLAN_OF_GROUPS, **SHARED}),
     Case("buckets", LikeLengths, {}, {}, BUCKETS, ("drop", "alone")),
     Case("buckets of a fixed size", LikeLengths, {"max_tokens": None}, BATCHES_OF_3, BUCKETS[:2]),

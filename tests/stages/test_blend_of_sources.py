@@ -6,7 +6,7 @@ import gc
 import json
 import pickle
 import tracemalloc
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from energon_lite.stages.concat import RepeatDataset
 from energon_lite.stages.token_lengths import MeasureDataset
 from energon_lite.testing import check_dataset
 
-from ..helpers import metadataset, text_set, through_json, train
+from ..helpers import metadataset, pairwise, text_set, through_json, train
 
 MANY = 300
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -100,9 +100,14 @@ def test_order_and_states_are_those_of_cursors_that_are_all_opened_at_first(fold
 RISING = Schedule("linear", ((0, 0.0), (40, 2.0)))
 
 
-@pytest.mark.parametrize("until", [None, "first"])
-@pytest.mark.parametrize("weights", [(2, 1, 1), (1, 3, 0.2), (RISING, 1, 1), (5,), (1, 1e-6)])
-@pytest.mark.parametrize("settings", [{}, {"blend_mode": "random"}, {"repeat": True}])
+@pytest.mark.parametrize(
+    ("until", "weights", "settings"),
+    pairwise(
+        [None, "first"],
+        [(2, 1, 1), (1, 3, 0.2), (RISING, 1, 1), (5,), (1, 1e-6)],
+        [{}, {"blend_mode": "random"}, {"repeat": True}],
+    ),
+)
 def test_positions_are_those_of_the_samples_drawn_at_every_place(
     tmp_path: Path, until: str | None, weights: Any, settings: dict[str, Any]
 ) -> None:
@@ -164,14 +169,16 @@ def test_place_in_other_sources_or_of_another_seed_is_refused(folder: Path) -> N
 def test_opened_source_that_was_not_read_takes_little_memory(folder: Path) -> None:
     """What a stream keeps of each source beside the samples that it has read ahead."""
     dataset = TokenBlendDataset(*((source, 1.0) for source in blend(folder).children))
-    cursors: Any = run_of(dataset)._cursor.cursors  # type: ignore[attr-defined]
-    cursors[0]
+    streams: Any = [StreamRun(dataset, Stream(index, 2))._cursor.cursors for index in (0, 1)]  # type: ignore[attr-defined]
+    for cursors in streams:
+        cursors[0]
     tracemalloc.start()
     for child in range(1, MANY):
-        cursors[child]
+        for cursors in streams:
+            cursors[child]
     num_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert num_bytes / (MANY - 1) < 1600
+    assert num_bytes / (MANY - 1) / len(streams) < 1600
 
 
 def test_source_that_was_not_read_takes_little_memory(folder: Path) -> None:
@@ -185,24 +192,34 @@ def test_source_that_was_not_read_takes_little_memory(folder: Path) -> None:
     assert num_bytes / MANY < 4200
 
 
+@pytest.mark.parametrize("is_by_hand", [False, True])
 def test_sources_keep_half_of_the_open_files_that_a_process_may_have(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_by_hand: bool
 ) -> None:
     members = [{"path": str(folder), "weight": 1 + i % 3, "name": f"source{i}"} for i in range(12)]
     path = tmp_path / "blend.yaml"
     path.write_text(json.dumps(metadataset({"blend": members})))
-    make = train(path, batch_size=3)
-    expected = keys(run_of(make(CONFIG)), 60)
-    monkeypatch.setattr("energon_lite.metadataset.open._OPEN_OF_ALL", 4)
-    monkeypatch.setattr("resource.getrlimit", lambda _: (16, 16))
-    dataset: Any = make(CONFIG)
+
+    def make() -> Any:
+        return blend(folder, 12) if is_by_hand else train(path, batch_size=3)(CONFIG)
+
+    expected = keys(run_of(make()), 60)
+    dataset = make()
     run = run_of(dataset)
-    assert keys(run, 60) == expected
     while len(dataset.children) == 1:
         (dataset,) = dataset.children
     readers = [source.reader for source in dataset.children]
-    assert [reader.max_open for reader in readers] == 8 * [1] + 4 * [0]
-    assert sum(len(reader._open) for reader in readers) <= 8
+    gc.collect()
+    taken = {int(path.name) for path in Path("/proc/self/fd").iterdir()}
+    free = (number for number in count() if number not in taken)
+    half = next(islice(free, 6, None))
+    monkeypatch.setattr("resource.getrlimit", lambda _: (2 * half, -1))
+    assert keys(run, 60) == expected
+    assert 4 <= sum(len(reader._open) for reader in readers) <= 8
+    assert len({len(reader._open) for reader in readers}) > 1
+    monkeypatch.setattr("resource.getrlimit", lambda _: (-1, -1))  # no limit
+    run = run_of(make())
+    assert keys(run, 60) == expected
 
 
 @pytest.mark.parametrize("until", ["first", "all_once"])

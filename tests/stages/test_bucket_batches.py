@@ -88,7 +88,7 @@ def trace(root: Path, encoder: Any) -> list[Any]:
     return [*found, run.context.tokens, draws, sorted(skipped)]
 
 
-@examples(20)
+@examples(8)
 @given(
     lengths=st.lists(
         st.one_of(

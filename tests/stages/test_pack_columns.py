@@ -199,7 +199,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return broken_sets(tmp_path_factory.mktemp("pack_columns"), Encoder())
 
 
-@examples(40)
+@examples(10)
 @given(
     encoder=st.sampled_from(ENCODERS),
     fails=st.sampled_from([0, 0, 3, 4, 7]),

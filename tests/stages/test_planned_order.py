@@ -26,6 +26,7 @@ from energon_lite.order.schedules import Schedule
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.stages.plan_order import OrderReader, order_of
 
+from ..conftest import examples
 from ..helpers import text_set
 
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0, seed_offset=5)
@@ -79,6 +80,7 @@ def rows(refs: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("tree", list(TREES))
+@examples(8)
 @given(steps=st.lists(st.integers(0, 40), max_size=5), index=st.integers(0, 2))
 def test_references_are_what_the_run_reads(
     root: Path, tree: str, steps: list[int], index: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.extras.lengths.length_index import measure_lengths
 from energon_lite.sources.reading import ReadCursor
+from energon_lite.stages import planned_packs
 from energon_lite.stages.map import MapCursor
 
 from ..conftest import examples
@@ -221,6 +222,36 @@ def test_finite_streams_of_a_shared_plan_differ_by_a_pack_at_most(root: Path) ->
     assert len({len(lists_of(dropping, stream)) for stream in range(4)}) == 1
 
 
+@pytest.fixture
+def two_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planned_packs, "_MOST_TOGETHER", 2)
+
+
+@pytest.mark.usefixtures("two_together")
+def test_plan_of_many_streams_is_made_by_parts_of_them(root: Path) -> None:
+    dataset = packed(root, Encoder(plan_window=40, **SHARED))
+    plan: Any = dataset
+    while not isinstance(plan, planned_packs.PlannedPacks):
+        (plan,) = plan.children
+    parts = [[*plan.together(Stream(index, 5))] for index in range(5)]
+    assert parts == [[0, 1], [0, 1], [2, 3], [2, 3], [4]]
+    lists = [lists_of(dataset, stream, 5) for stream in range(5)]
+    assert sorted(n for own in lists for pack in own for n in pack) == list(range(NUM_SAMPLES))
+    assert [plan.num_items(Stream(i, 5)) for i in range(5)] == [*map(len, lists)]
+    cursor = plan.cursor(Stream(3, 5))
+    next(cursor.windows())
+    assert len(cursor.snapshot().inner) == 2  # it draws for the streams of its part only
+
+
+def test_parts_of_the_streams_have_similar_packs(root: Path, two_together: None) -> None:
+    def idle(**more: Any) -> float:
+        steps = steps_of(packed(root, Encoder(plan_window=150, **more)), 6)
+        costs = [[sum(COST.combine(n, n * n) for n in map(length_of, p)) for p in s] for s in steps]
+        return float(imbalance(np.array(costs, dtype=float)))
+
+    assert idle(**SHARED) < 0.5 * idle(cost=COST)
+
+
 def test_state_is_small_however_much_was_emitted(root: Path) -> None:
     run = StreamRun(packed(root, Encoder(plan_window=100), repeat=True), Stream(0, 4))
     sizes = [len(json.dumps(run.snapshot().to_json())) for _ in range(200) if next(run)]
@@ -286,9 +317,9 @@ def test_each_sample_counts_with_its_own_pack(root: Path, more: dict[str, Any]) 
 
     dataset = packed(root, OneInFive(plan_window=40, capacity=40, overlong="split", **more))
 
-    def counted(has_resumes: bool) -> Counter[str]:
+    def counted(streams: Iterable[int], has_resumes: bool) -> Counter[str]:
         found: Counter[str] = Counter()
-        for index in range(4):
+        for index in streams:
             run = StreamRun(dataset, Stream(index, 4), max_skip_rate=1)
             is_over = False
             while not is_over:
@@ -303,11 +334,11 @@ def test_each_sample_counts_with_its_own_pack(root: Path, more: dict[str, Any]) 
         return found
 
     failing = [n for n in range(NUM_SAMPLES) if n % 5 == 2 or 50 <= n < 80]
-    whole = counted(has_resumes=False)
+    whole = counted(range(4), has_resumes=False)
     assert whole["draws"] == NUM_SAMPLES
     assert whole["skipped"] == len(failing)
     assert whole["tokens"] == sum(length_of(n) for n in range(NUM_SAMPLES) if n not in failing)
-    assert counted(has_resumes=True) == whole
+    assert counted((0, 3), has_resumes=True) == counted((0, 3), has_resumes=False)
 
 
 def test_samples_without_length_are_skipped_and_counted(tmp_path: Path) -> None:
@@ -414,7 +445,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return broken_sets(tmp_path_factory.mktemp("broken"), Encoder())
 
 
-@examples(25)
+@examples(8)
 @given(
     failing=st.fixed_dictionaries({name: st.integers(2, 9) for name in ("read", "count", "late")}),
     is_marked=st.booleans(),

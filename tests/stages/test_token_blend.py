@@ -266,7 +266,7 @@ def test_measured_lengths_come_within_two_longest_samples_once_they_are_known(se
 @pytest.mark.parametrize("encoder", [Lengths, Expanding, NotReplayable])
 def test_all_laws_hold_over_many_draws(sets, encoder) -> None:
     check_dataset(
-        blend_of(sets, HALVES, encoder, batch_size=3)(ONE), max_items=30, num_streams=(2,)
+        blend_of(sets, HALVES, encoder, batch_size=8)(ONE), max_items=12, num_streams=(2,)
     )
 
 

@@ -36,7 +36,7 @@ def test_names_that_no_file_can_have_are_not_there(tmp_path: Path, monkeypatch) 
     Path("ab:").mkdir()
     assert local_text("ab:/") == "ab:/"
     with pytest.raises(ValueError, match="is remote"):
-        local_text("s3:/bucket/x")
+        local_text("dss:/bucket/x")
 
 
 def test_a_file_longer_than_it_may_be_is_not_read(tmp_path: Path) -> None:

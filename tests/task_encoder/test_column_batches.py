@@ -191,6 +191,7 @@ def test_batch_type_is_also_that_of_raw_batches_unless_there_is_one() -> None:
     assert type(both.batch([sample])) is OwnBatch
 
 
+@examples(8)
 @given(
     sets=st.lists(SAMPLES, min_size=1, max_size=3),
     encoder=st.sampled_from(ENCODERS),

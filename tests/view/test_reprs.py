@@ -150,7 +150,7 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
-@examples(15)
+@examples(8)
 @given(value=VALUES, parts=st.dictionaries(st.text(), VALUES))
 def test_any_item_is_one_short_printable_line(value, parts):
     for item in (text(value), CrudeSample(parts), CrudeSample(**KEYS, **{"x" * 500: value})):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 import json
 import logging
 import sys
 from contextlib import ExitStack, suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import typer
 import typer.main
@@ -19,6 +21,7 @@ from energon_lite.extras.cli import options
 from energon_lite.extras.cli.command_examples import EXAMPLES
 from energon_lite.extras.cli.options import bar_of, errors_as_text, late, print_report
 
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _ENERGON_SHUFFLE_SEED = 42  # of Energon's --shuffle-tars
 _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
 # Commands of `energon` that are not here, and what to use.
@@ -75,6 +78,7 @@ def prepare(
         None, help="Regex; tars whose relative path holds a match are skipped."
     ),
     num_workers: int | None = options.NUM_WORKERS,
+    ray: str | None = options.RAY,
     shuffle_tars: bool = Option(False, "--shuffle-tars", help="Before the ratio split."),
     tar_index_only: bool = Option(
         False, "--tar-index-only", help="Only index a prepared dataset again."
@@ -98,7 +102,7 @@ def prepare(
     progress: bool | None = options.PROGRESS,
 ) -> None:
     """Indexes the tars of a folder and writes its .nv-meta, or indexes a file of samples."""
-    del tmp_path
+    del tmp_path, ray
     media = (media_by_glob, media_by_header, media_by_extension)
     if tar_index_only and any(media):
         text = "not with --tar-index-only; run `energon-lite prepare-media` after it"
@@ -121,12 +125,13 @@ def prepare_media(
     by_header: bool = options.MEDIA_BY_HEADER,
     by_extension: bool = options.MEDIA_BY_EXTENSION,
     num_workers: int | None = options.NUM_WORKERS,
+    ray: str | None = options.RAY,
     tmp_path: Path | None = options.TMP_PATH,
     as_json: bool = options.AS_JSON,
     progress: bool | None = options.PROGRESS,
 ) -> None:
     """Stores size, length and format of images, videos and recordings, without decoding them."""
-    del tmp_path
+    del tmp_path, ray
     media_filter = _media_filter(by_glob, by_header, by_extension)
     with errors_as_text(), bar_of(progress, as_json) as bar:
         report = late("extras.prepare.prepare_media.prepare_media")(
@@ -163,7 +168,7 @@ def _prepare(
             return
         is_file = late("formats.known.format_of")(path).only_part is not None
         if not (request.tar_index_only or is_file):
-            root = late("extras.prepare.choose_shards.local_root")(path)
+            root = late("extras.prepare.choose_shards.data_root")(path)
             answers = late("extras.cli.wizard.Answers")(not non_interactive, on_stderr=as_json)
             request = late("extras.cli.wizard.complete")(
                 root, request, answers, needs_config, non_interactive
@@ -250,12 +255,14 @@ def lint(
     split_config: str | None = options.SPLIT_CONFIG,
     dataset_config: str | None = options.DATASET_CONFIG,
     num_workers: int | None = options.PARALLEL,
+    ray: str | None = options.RAY,
     decode: bool = Option(True, help="Whether to decode the samples."),
     trust: bool | None = options.TRUST,
     as_json: bool = options.AS_JSON,
     progress: bool | None = options.PROGRESS,
 ) -> None:
     """Reads a dataset and decodes every sample; exit code 1 if anything is wrong."""
+    del ray
     logger = logging.getLogger("energon_lite")
     with errors_as_text(), ExitStack() as stack:
         stack.callback(logger.setLevel, logger.level)
@@ -336,6 +343,7 @@ def lengths(
         None, help="Parts to measure, such as train,val.  [default: all]"
     ),
     num_workers: int | None = options.NUM_WORKERS,
+    ray: str | None = options.RAY,
     trust: bool | None = options.TRUST,
     media_metadata: bool = Option(
         False,
@@ -346,6 +354,7 @@ def lengths(
     progress: bool | None = options.PROGRESS,
 ) -> None:
     """Stores the length of every sample, for blends by tokens; continues after an interruption."""
+    del ray
     with errors_as_text(), bar_of(progress, as_json) as bar:
         reports = late("extras.lengths.length_index.measure_lengths")(
             path, _encoder(encoder), name=name, meta_dir=meta_dir,
@@ -399,6 +408,12 @@ def plan(
         "drop", help="Of samples longer than a pack: drop, truncate, split, alone, error"
     ),
     repeat: bool = Option(True, help="Whether epoch follows epoch for ever."),
+    shuffle_buffer_size: int = Option(0, min=0, help="Samples of a stream's shuffle window."),
+    cache_bytes: int | None = Option(
+        None, min=1, help="Of each machine's cache: what is fetched from an object store."
+    ),
+    nodes: int = Option(1, min=1, help="Machines of the run, for --cache-bytes."),
+    node_groups: int = Option(1, min=1, help="As WorkerConfig(node_groups=...)."),
     trust: bool | None = options.TRUST,
     as_json: bool = options.AS_JSON,
     progress: bool | None = options.PROGRESS,
@@ -412,6 +427,8 @@ def plan(
         report = late("extras.inspect.forecast.plan")(
             path, steps=steps, split_part=split_part, batch_size=batch_size, repeat=repeat,
             world_size=world_size, num_streams=num_streams, trust=trust, packing=packing,
+            shuffle_buffer_size=shuffle_buffer_size, cache_bytes=cache_bytes, nodes=nodes,
+            node_groups=node_groups,
             progress=bar,
         )  # fmt: skip
     print_report(report, "plan_text", as_json)
@@ -580,6 +597,32 @@ def _add_missing(name: str, instead: str) -> None:
 
 for _name, _text in _INSTEAD.items():
     _add_missing(_name, _text)
+
+
+def _add_meta_dirs() -> None:
+    """Lets all commands that read a dataset take the folder of its metadata."""
+    for command in app.registered_commands:
+        run: Any = command.callback
+        own = inspect.signature(run)
+        if "path" in own.parameters and "meta_dir" not in own.parameters:
+            command.callback = functools.wraps(run)(functools.partial(_run_at, run))
+            more = inspect.Parameter("meta_dir", KEYWORD, default=options.META_DIR)
+            vars(command.callback)["__signature__"] = own.replace(
+                parameters=[*own.parameters.values(), more]
+            )
+            vars(command.callback)["__annotations__"] = {
+                **get_type_hints(run), "meta_dir": Path | None,
+            }  # fmt: skip
+
+
+def _run_at(run: Any, path: Path, meta_dir: Path | None, **others: Any) -> None:
+    if meta_dir is not None:
+        with errors_as_text():
+            path = late("storage.local_paths.with_meta_dir")(path, meta_dir)
+    run(path=path, **others)
+
+
+_add_meta_dirs()
 
 
 def _add_examples(commands: typer.Typer, group: str = "") -> None:

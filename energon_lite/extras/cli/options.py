@@ -21,12 +21,18 @@ from typer import Argument, Option
 LENGTHS_NAME = "default"
 DATASET_YAML = "dataset.yaml"
 
+# Their text is enough; that of an ImportError names the package to install.
+_PLAIN_ERRORS = ValueError, OSError, RuntimeError, ImportError
+
 # Control characters but line feed and tab, marks of direction, half surrogates.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 DATASET_PATH = Argument(metavar="PATH", help="The dataset's folder, or a file of samples.")
 DATA_PATH = Argument(metavar="PATH", help="A metadataset file, a folder, or a file of samples.")
 SPLIT_PART = Option("train", help="Split of the metadataset or folder.")
+META_DIR = Option(
+    None, help="Folder with the .nv-meta and tar indexes of a dataset that is read-only."
+)
 TRUST = Option(
     None, help="Run code that the dataset names (sample_loader.py).  [default: ENERGON_LITE_TRUST]"
 )
@@ -34,6 +40,18 @@ AS_JSON = Option(False, "--json", help="Print the report as JSON.")
 HTML = Option(None, "--output", "-o", help="Write the report as an HTML file; extra [report].")
 PROGRESS = Option(None, help="By default on if stderr is a terminal, and off with --json.")
 _PROCESSES = "Processes; by default one per core, at most 16."
+
+
+def _use_cluster(address: str | None) -> None:
+    if address:
+        with errors_as_text():
+            import_module("energon_lite.extras.cluster.ray_tasks").use_cluster(address)
+
+
+RAY = Option(
+    None, "--ray", callback=_use_cluster,
+    help="Work on this Ray cluster (auto, or host:port), on which all nodes see the data.",
+)  # fmt: skip
 NUM_WORKERS = Option(None, min=0, help=_PROCESSES)
 PARALLEL = Option(None, "--num-workers", "--parallel", min=0, help=_PROCESSES)
 MEDIA_BY_GLOB = Option(
@@ -96,7 +114,7 @@ def errors_as_text() -> Iterator[None]:
     """Turns errors into a text on stderr; exit code 1 for data and folders, 2 for options."""
     try:
         yield
-    except (ValueError, OSError, RuntimeError, late("core.errors.SampleException")) as error:
+    except (*_PLAIN_ERRORS, late("core.errors.SampleException")) as error:
         what = error
         if isinstance(error, OSError) and error.filename and error.strerror:
             what = f"{error.filename}: {error.strerror}"  # without the number

@@ -12,7 +12,7 @@ import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import TypeVar
 
 import typer
@@ -137,7 +137,7 @@ class Answers:
 
 
 def complete(
-    root: Path, request: Request, answers: Answers, needs_config: bool, non_interactive: bool
+    root: PurePath, request: Request, answers: Answers, needs_config: bool, non_interactive: bool
 ) -> Request:
     """Asks for what the options leave open.
 
@@ -187,7 +187,7 @@ def _needed(option: str, what: str) -> Iterator[None]:
         raise typer.BadParameter(f"missing: {what}", param_hint=option) from None
 
 
-def _again(root: Path, request: Request, answers: Answers) -> Request:
+def _again(root: PurePath, request: Request, answers: Answers) -> Request:
     question = "It seems the dataset had already been prepared. Do you want to continue?"
     try:
         if not answers.yes(question, default=False):

@@ -25,7 +25,7 @@ from energon_lite.extras.migration.blend_positions import Blends, blends_in, by_
 from energon_lite.extras.prepare.choose_shards import files_below
 from energon_lite.extras.view.words import counted
 from energon_lite.loader.comparison import Comparison
-from energon_lite.loader.resume import decompressed, states_of
+from energon_lite.loader.resume import counts_in, decompressed, states_of
 from energon_lite.storage import files
 
 _MARK = re.escape(FORMAT.encode())
@@ -100,9 +100,9 @@ def checkpoint_info(paths: Sequence[Path], progress: Progress = None) -> dict[st
     found = [checkpoints_at(path, progress) for path in paths]
     described = [one for one, *_ in found]
     states = [
-        _described(file, state)
+        _described(file, state, counts)
         for one in described
-        for file, state in zip(one.files, one.states, strict=True)
+        for file, state, counts in zip(one.files, one.states, counts_in(one.states), strict=True)
     ]
     states.sort(key=lambda state: state["rank"])
     worlds = sorted({state["world_size"] for state in states})
@@ -277,30 +277,31 @@ def _parts_with_states(value: Any, depth: int) -> Iterator[list[dict[str, Any]]]
             yield from _parts_with_states(entry, depth - 1)
 
 
-def _described(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a user may want to know of the state of one rank."""
-    problem = ""
+def _described(
+    path: Path, state: Mapping[str, Any], counts: Mapping[str, Mapping[str, float]]
+) -> dict[str, Any]:
+    """Returns what a user may want to know of the state of one rank, which has these counts."""
+    problem, streams = "", None
     if state.get("version") != VERSION:
         problem = f"of version {state.get('version')!r}, and this library reads {VERSION}"
-    elif state.get("checksum") != checksum(state):
-        problem = "was edited, or is corrupt: its checksum is another one"
+    else:
+        streams = decompressed(state.get("streams"), "streams")
+        if state.get("checksum") != checksum(state):
+            problem = "was edited, or is corrupt: its checksum is another one"
     names = ("rank", "world_size", "num_streams", "pass", "count", "items_in_pass", "failed")
     numbers = {name: state.get(name) for name in names}
     wrong = [name for name, value in numbers.items() if type(value) is not int or value < 0]
     if wrong:
         raise StateError(f"{path}: the state's {wrong[0]!r} is {numbers[wrong[0]]!r:.80}")
-    tables = {name: decompressed(state.get(name), name) for name in ("streams", "stats")}
-    if not all(isinstance(table, Mapping) for table in tables.values()):
-        raise StateError(f"{path}: the state's streams or statistics are no table")
+    if not isinstance(streams, Mapping | None):
+        raise StateError(f"{path}: the state's streams are no table")
     return {
         "file": path.name,
         **numbers,
         "ended": bool(state.get("ended")),
-        "streams": len(tables["streams"]),
+        "streams": len(streams or ()),
         "sources": {
-            str(name): {key: row.get(key) for key in ("samples", "skipped")}
-            for name, row in tables["stats"].items()
-            if isinstance(row, Mapping)
+            name: {key: row[key] for key in ("samples", "skipped")} for name, row in counts.items()
         },
         "problem": problem,
     }
@@ -365,8 +366,9 @@ def _run_contents(path: Path, progress: Progress) -> tuple[Any, dict[str, Any], 
         other = states.setdefault(state.get("rank"), state)
         if other.get("checksum") != state.get("checksum"):
             raise StateError(f"{path}: the file has several states of rank {state['rank']}")
-    for state in states.values():
-        row = _described(path, state)
+    found = [*states.values()]
+    for state, own_counts in zip(found, counts_in(found), strict=True):
+        row = _described(path, state, own_counts)
         if row["problem"]:
             raise StateError(f"{path}: the state of rank {row['rank']} {row['problem']}")
         counts |= {"ranks": row["world_size"], "streams": row["num_streams"]}

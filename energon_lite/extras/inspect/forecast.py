@@ -21,12 +21,14 @@ from energon_lite.balance import CostModel, idle_share, imbalance
 from energon_lite.batching.rules import Packing, at_least
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.dataset import SavableDataset
-from energon_lite.core.topology import Stream, WorkerConfig
+from energon_lite.core.topology import ORDER_SETTINGS, Stream, WorkerConfig
 from energon_lite.core.user_function import UserFunction
+from energon_lite.extras.inspect.cache_plan import CachePlan, cache_plan
 from energon_lite.extras.inspect.draws import Draws, RunShape, draw_packs, draw_run, draw_samples
 from energon_lite.extras.view.words import counted
 from energon_lite.metadataset.build import build_training
 from energon_lite.metadataset.open import LeafOpener, open_node
+from energon_lite.sources.expected_reads import reads_of
 from energon_lite.stages.plan_order import order_of
 from energon_lite.stages.planned_packs import PlannedPacks
 from energon_lite.stages.token_lengths import MeasureDataset
@@ -133,6 +135,7 @@ class Plan:
         packing: what packs there are, if the plan is one of packs.
         samples: samples of all sources; None where only target shares are known.
         read_bytes: bytes read for all sources.
+        cache: what one machine fetches from an object store, if the plan has a cache.
     """
 
     path: str
@@ -151,6 +154,7 @@ class Plan:
     packing: PackPlan | None
     samples: int | None
     read_bytes: int | None
+    cache: CachePlan | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the plan as JSON-serialisable values."""
@@ -219,8 +223,9 @@ def plan(
     num_streams: int | None = None,
     repeat: bool = True,
     trust: bool | None = None,
-    seed_offset: int = 0,
     packing: Packing | None = None,
+    cache_bytes: int | None = None,
+    nodes: int = 1,
     progress: Progress = None,
     **kwargs: Any,
 ) -> Plan:
@@ -234,27 +239,27 @@ def plan(
         world_size: data-parallel ranks.
         num_streams: of the run, by default `world_size`; counts depend on it by a few samples.
         repeat: as in `get_train_dataset`.
-        trust: as in `get_train_dataset`.
-        seed_offset: as in `WorkerConfig`; counts depend on it by a few samples.
+        trust: likewise.
         packing: how samples are packed, with a length index; `batch_size` then counts packs.
+        cache_bytes: of the cache of each machine, if the data lie in an object store.
+        nodes: machines of the run, with as many ranks each.
         progress: called with the step, and how many items are drawn, of how many.
-        kwargs: the further keyword arguments of `get_train_dataset` that decide the order.
+        kwargs: the further keyword arguments of `get_train_dataset` that decide the order, and
+            those of `WorkerConfig`, as `seed_offset`; counts depend on these by a few samples.
 
     Raises:
         ValueError: An argument, or a file of the dataset, is wrong.
         FileNotFoundError: A folder is missing, or not prepared.
     """
-    at_least("steps", steps)
-    at_least("batch_size", batch_size)
+    at_least("steps", steps), at_least("batch_size", batch_size)
     num_streams = world_size if num_streams is None else num_streams
     run = RunShape(steps, batch_size, world_size, num_streams)
     _check_size("a step", run.step_items)
-    opener = run_opener(path, split_part, run, seed_offset, trust=trust, **kwargs)
+    opener = run_opener(path, split_part, run, trust=trust, **kwargs)
     dataset = build_training(opener, repeat)
     packs = None if packing is None else _planned(dataset, packing, batch_size)
     forecast = _forecast(dataset, packs, run, progress)
     sources = tuple(_source_plans(dataset, forecast))
-    is_known = forecast.samples is not None
     return Plan(
         path=path_text(path), split_part=split_part,
         unit="tokens" if forecast.by_tokens else "samples",
@@ -264,9 +269,35 @@ def plan(
         intervals=tuple(_intervals(sources, forecast)),
         warnings=tuple(_warnings(sources, forecast, run, dataset.endless)),
         packing=forecast.packing,
-        samples=sum(source.samples or 0 for source in sources) if is_known else None,
-        read_bytes=sum(source.read_bytes or 0 for source in sources) if is_known else None,
+        samples=_sum_of([source.samples for source in sources]),
+        read_bytes=_sum_of([source.read_bytes for source in sources]),
+        cache=_cache_plan(dataset, sources, run, cache_bytes, nodes, kwargs.get("node_groups", 1)),
     )  # fmt: skip
+
+
+def _sum_of(values: Sequence[int | None]) -> int | None:
+    """Adds up what is known of all sources; None where it is not known."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _cache_plan(
+    dataset: AnyDataset,
+    sources: Sequence[SourcePlan],
+    run: RunShape,
+    cache_bytes: int | None,
+    nodes: int,
+    groups: int,
+) -> CachePlan | None:
+    if cache_bytes is None:
+        return None
+    own = max(1, run.num_streams // at_least("nodes", nodes))
+    reads = reads_of(dataset, own, run.num_streams)
+    items = run.step_items * run.steps
+    drawn = [source.samples or source.target_share * items for source in sources]
+    return cache_plan(
+        reads, drawn, steps=run.steps, cache_bytes=cache_bytes, nodes=nodes, node_groups=groups
+    )
 
 
 class _Forecast(NamedTuple):
@@ -295,21 +326,19 @@ class _Forecast(NamedTuple):
         return self.tokens if self.by_tokens else self.samples
 
 
-def run_opener(
-    path: AnyPath, split_part: str, run: RunShape, seed_offset: int = 0, **settings: Any
-) -> LeafOpener:
+def run_opener(path: AnyPath, split_part: str, run: RunShape, **settings: Any) -> LeafOpener:
     """Returns what builds the datasets of a run as `get_train_dataset` does, up to the hooks.
 
     Args:
         path: as in `plan`.
         split_part: as in `plan`.
         run: its steps have no effect.
-        seed_offset: as in `WorkerConfig`.
-        settings: `decoder`, and keyword arguments of `get_train_dataset`.
+        settings: `decoder`, keyword arguments of `get_train_dataset`, and those of `WorkerConfig`
+            that decide the order.
     """
     config = WorkerConfig(
         rank=0, world_size=run.world_size, num_workers=0, num_streams=run.num_streams,
-        seed_offset=seed_offset,
+        **{name: settings.pop(name) for name in ORDER_SETTINGS if name in settings},
     )  # fmt: skip
     return LeafOpener(
         shuffle_buffer_size=settings.pop("shuffle_buffer_size", None),
@@ -553,8 +582,8 @@ def balance_report(
         raise ValueError("the cost of a token and that of a pair are both 0; give one above 0")
     run = RunShape(steps, 1, ranks, ranks)
     _check_size(f"steps={steps:,}", steps * ranks)
-    order = {"trust": trust, "shuffle_buffer_size": 1000}
-    dataset = build_training(run_opener(path, split_part, run, seed_offset, **order), repeat=True)
+    order = {"trust": trust, "shuffle_buffer_size": 1000, "seed_offset": seed_offset}
+    dataset = build_training(run_opener(path, split_part, run, **order), repeat=True)
     rules = Packing(
         capacity, lengths=lengths, buffer_size=buffer_size, balance_window=window, cost=cost,
         **{"overlong": "truncate", **packing},
@@ -599,7 +628,7 @@ def _rank_packs(
     if not any(packs.mean_tokens.values()):
         raise ValueError("all samples have length 0; measure them again")
     shape, draw = RunShape(steps, 1, ranks, ranks), partial(draw_packs, packs)
-    if packs.is_shared:
+    if packs.is_shared and len(packs.together(Stream(0, ranks))) == ranks:
         shape = RunShape(steps * ranks, 1, 1, 1)
         draw = partial(draw_packs, packs, shared_by=ranks)
     drawn = draw_run(draw, shape, progress)

@@ -37,6 +37,7 @@ from energon_lite.formats.nvmeta import (
     reindex,
 )
 from energon_lite.formats.sqlite import INDEX_SQLITE, IndexDatabase
+from energon_lite.formats.stored_offsets import STORED_OFFSETS, stored_offsets
 from energon_lite.formats.tar import BLOCK
 from energon_lite.metadataset.nodes import leaves
 from energon_lite.metadataset.read import is_metadataset, read_metadataset, split_names
@@ -189,7 +190,8 @@ def lint_folder(
     report = LintReport(root)
     files = split_config or DEFAULT_SPLIT, dataset_config or DEFAULT_DATASET
     _check_yaml(root, info, files, report)
-    read = partial(_check_shard, root, reindex(root / META), _check_database(root, info, report))
+    has_index, stored = _check_database(root, info, report), stored_offsets(root, info.shard_counts)
+    read = partial(_check_shard, root, reindex(root / META), has_index, stored)
     shards = [(n, *item) for n, item in enumerate(info.shard_counts.items())]
     each(report, read, shards, "Reading shards")
     parts = _check_splits(root, info, split_config, report)
@@ -303,13 +305,16 @@ def _check_database(root: PurePath, info: DatasetInfo, report: LintReport) -> bo
     return counts is not None
 
 
-def _check_shard(root: Path, again: str, has_index: bool, task: tuple[int, str, int]) -> LintReport:
-    """Compares a tar with its index, its count and its rows in `index.sqlite`.
+def _check_shard(
+    root: Path, again: str, has_index: bool, stored: Any, task: tuple[int, str, int]
+) -> LintReport:
+    """Compares a tar with its index, the stored offsets, its count and its rows in `index.sqlite`.
 
     Args:
         root: the dataset's folder.
         again: what to do about a wrong index.
         has_index: whether there are such rows.
+        stored: the `StoredOffsets` of the dataset, if it has them.
         task: number, name and samples of the shard.
     """
     number, name, num_samples = task
@@ -318,20 +323,24 @@ def _check_shard(root: Path, again: str, has_index: bool, task: tuple[int, str, 
     with report.errors_at(name):
         rows, end = scan_shard(path)
         starts = [start for _, _, start, _ in rows.samples]
+        reads: list[tuple[str, Any]] = [(index_path(path).name, partial(read_index, path))]
+        if stored is not None:
+            reads.append((STORED_OFFSETS, partial(stored.read, number)))
         if len(starts) != num_samples:
             what = f"has {len(starts)} samples, {INFO_JSON} lists {num_samples}"
             report.add_error(name, f"{what}; {again}")
-        with report.errors_at(name):
-            offsets = read_index(path, num_samples).tolist()
-            # The index has 0 for the first sample, also where a folder entry comes before it.
-            true = [0, *starts[1:], end]
-            wrong = [i for i, (a, b) in enumerate(zip(offsets, true, strict=False)) if a != b]
-            for i in wrong[:1]:
-                report.add_error(
-                    name,
-                    f"{index_path(path).name} has sample {i} at byte {offsets[i]}, the tar at "
-                    f"{true[i]} ({len(wrong)} of {len(true)} offsets differ); {again}",
-                )
+        for file, read in reads:
+            with report.errors_at(name):
+                offsets = read(num_samples).tolist()
+                # It has 0 for the first sample, also where a folder entry comes before it.
+                true = [0, *starts[1:], end]
+                wrong = [i for i, (a, b) in enumerate(zip(offsets, true, strict=False)) if a != b]
+                for i in wrong[:1]:
+                    report.add_error(
+                        name,
+                        f"{file} has sample {i} at byte {offsets[i]}, the tar at {true[i]} "
+                        f"({len(wrong)} of {len(true)} offsets differ); {again}",
+                    )
         sizes = ((f"{rows.samples[n][1]}.{part}", size) for n, part, _, size in rows.parts)
         report.add_warning(
             name,

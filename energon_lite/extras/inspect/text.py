@@ -12,6 +12,7 @@ from energon_lite.formats.known import format_of
 from energon_lite.formats.nvmeta import DEFAULT_DATASET, META
 
 if TYPE_CHECKING:
+    from energon_lite.extras.inspect.cache_plan import CachePlan
     from energon_lite.extras.inspect.forecast import BalanceReport, Plan
     from energon_lite.extras.inspect.lint import LintReport
     from energon_lite.extras.lengths.length_index import LengthReport
@@ -223,6 +224,8 @@ def plan_text(plan: Plan) -> Iterator[str]:
     yield _headline(plan)
     yield from _packs(plan)
     yield from _table(_source_rows(plan))
+    if plan.cache is not None:
+        yield from _cache_lines(plan.cache)
     if len(plan.sources) > 1 and len(plan.intervals) > 1:
         kind = "actual" if plan.drawn_steps else "target"
         yield f"{kind} shares of {plan.unit} over time:"
@@ -248,6 +251,20 @@ def _headline(plan: Plan) -> str:
         how = f"exact for {plan.drawn_steps:,} steps, then extrapolated"
     samples = counted(plan.samples, "sample")
     return f"{text}: {samples}, {size_text(plan.read_bytes)} of tars ({how})"
+
+
+def _cache_lines(cache: CachePlan) -> Iterator[str]:
+    size, live = size_text(cache.cache_bytes), size_text(cache.live_bytes)
+    yield (
+        f"each of {counted(cache.nodes, 'machine')} with a cache of {size}: {live} are needed at a "
+        f"time, and {cache.hit_rate:.1%} of the bytes of later epochs are in the cache"
+    )
+    each = size_text(round(cache.bytes_per_step))
+    yield (
+        f"it fetches {size_text(cache.fetched_bytes)} in {cache.requests:,} requests, {each} "
+        f"in {cache.requests_per_step:,.1f} a step; those of a later epoch of all sources cost "
+        f"${cache.epoch_cost:,.2f} (at $0.40 a million)"
+    )
 
 
 def _packs(plan: Plan) -> Iterator[str]:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
-import stat
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -27,6 +24,7 @@ from energon_lite.core.stream_context import current_context
 from energon_lite.core.user_function import UserFunction
 from energon_lite.extras.joins.join_index import JoinIndexReader, JoinSide
 from energon_lite.extras.joins.join_keys import JoinReport, build_index, find_index
+from energon_lite.extras.stores.owned_folders import private_folder
 from energon_lite.formats.field_access import mappable_fields
 from energon_lite.formats.format import Opened
 from energon_lite.formats.prepared_folder import open_part
@@ -112,16 +110,6 @@ def prepared_index(
             "on the metadataset where it can"
         ) from None
     return report.path, report
-
-
-def _own_folder() -> Path:
-    """Returns a folder for temporary files that only this user can write to."""
-    folder = Path(tempfile.gettempdir()) / f"energon_lite_joins_{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o22 or not stat.S_ISDIR(status.st_mode):
-        raise PermissionError(f"{folder} is not a folder of this user alone; move it away")
-    return folder
 
 
 class JoinColumn(NamedTuple):
@@ -383,7 +371,11 @@ class JoinedWebdatasetFactory(SourceFactory[T_sample]):
             open_side(one.path, one.split_part, one.split_config, one.subset, mode, max_open)
             for one, mode in zip(inner, modes, strict=False)
         ]
-        path = _own_folder() if join_index is None else files.absolute(local_path(join_index))
+        path = (
+            private_folder("joins")
+            if join_index is None
+            else files.absolute(local_path(join_index))
+        )
         if path.suffix != ".bin":
             path, report = prepared_index(path, sides)
             if report is not None:

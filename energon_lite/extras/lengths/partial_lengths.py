@@ -9,6 +9,7 @@ from pathlib import PurePath
 import numpy as np
 
 from energon_lite.core.arrays import Int64Array
+from energon_lite.extras.stores.owned_folders import work_folder
 from energon_lite.formats.length_files import check_place, lengths_path, write_lengths
 from energon_lite.storage import files
 
@@ -48,13 +49,14 @@ class PartialLengths:
         self._data = data
         self._encoder = encoder
         path = lengths_path(root, part, name)
-        self._path = path.with_name(path.name + ".partial")
-        self._facts_path = path.with_name(path.name + ".partial.json")
+        own = work_folder(path.parent)
+        self._path = own / f"{path.name}.partial"
+        self._facts_path = own / f"{path.name}.partial.json"
         check_place(root, name)
         try:
             files.make_folder(path.parent)
-            files.write_atomically(self._path.with_suffix(".try"), b"")
-            files.remove(self._path.with_suffix(".try"))
+            files.write_atomically(path.with_suffix(".try"), b"")
+            files.remove(path.with_suffix(".try"))
         except OSError as error:
             raise PermissionError(
                 f"{path.parent} cannot be written to ({error.strerror}): no place for the length "

@@ -15,7 +15,7 @@ from contextlib import suppress
 from enum import Enum
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import BinaryIO, NamedTuple
 
 from energon_lite.decoding.images import image_format, image_header
@@ -207,7 +207,7 @@ class MediaFile(NamedTuple):
     """
 
     key: str
-    path: Path
+    path: PurePath
     offset: int = 0
     size: int | None = None
 

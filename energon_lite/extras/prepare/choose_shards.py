@@ -14,12 +14,13 @@ from energon_lite.core.errors import DatasetFormatError
 from energon_lite.formats.nvmeta import META, is_utf8, no_folder
 from energon_lite.storage import files
 from energon_lite.storage.braces import expand
-from energon_lite.storage.local_paths import local_path, local_text
+from energon_lite.storage.local_paths import local_path
 
 _PACKED = (".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _TARS = (".tar", *_PACKED)
 _EXCLUDING = r"\.(tgz|tar\.\w+)$"  # matches each of these, and no .tar
 _GLOB = re.compile(r"[*?\[]")
+_GLOB_WORD = re.compile(r"\*\*/|\*\*|\[!?[^]/]+\]|.", re.DOTALL)
 RATIO_PARTS = ("train", "val", "test")
 
 Share = float | str | Fraction
@@ -192,11 +193,13 @@ class Shard(NamedTuple):
     """A tar file of the dataset: its path relative to the dataset, and where it is."""
 
     name: str
-    path: Path
+    path: PurePath
 
 
 def find_shards(
-    root: Path, exclude: str | None = None, paths: Iterable[str | os.PathLike[str]] | None = None
+    root: PurePath,
+    exclude: str | None = None,
+    paths: Iterable[str | os.PathLike[str]] | None = None,
 ) -> list[Shard]:
     """Finds the tar files of a dataset.
 
@@ -259,7 +262,7 @@ def size_of(shard: Shard) -> int:
         ) from None
 
 
-def _named_shards(root: Path, paths: Iterable[str | os.PathLike[str]]) -> list[str]:
+def _named_shards(root: PurePath, paths: Iterable[str | os.PathLike[str]]) -> list[str]:
     """Expands brace patterns and globs, in order; each name once."""
     names: dict[str, None] = {}
     for path in [paths] if isinstance(paths, str) else paths:
@@ -272,9 +275,7 @@ def _named_shards(root: Path, paths: Iterable[str | os.PathLike[str]]) -> list[s
         for name in expanded:
             found, is_glob = [name], _GLOB.search(name) is not None
             if not files.is_file(root / name):
-                matches = filter(Path.is_file, root.glob(name) if is_glob else ())
-                tars = [tar.relative_to(root).as_posix() for tar in matches]
-                found = sorted(tar for tar in tars if tar.endswith(_TARS))
+                found = sorted(_tars_of_glob(root, name)) if is_glob else []
             if not found:
                 of = "" if name == text else f" (of path {text!r})"
                 what = "matches no .tar file" if is_glob else "does not exist"
@@ -283,16 +284,37 @@ def _named_shards(root: Path, paths: Iterable[str | os.PathLike[str]]) -> list[s
     return list(names)
 
 
-def local_root(path: str | os.PathLike[str]) -> Path:
-    """Checks that `path` is a folder of this machine, where indexes can be written.
+def glob_regex(pattern: str) -> str:
+    """Returns the regular expression of names below a folder that match a glob.
+
+    Example:
+        >>> [bool(re.fullmatch(glob_regex("**/*.tar"), name)) for name in ("a.tar", "b/c/a.tar")]
+        [True, True]
+    """
+    words = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    return "".join(
+        words.get(word) or (word.replace("[!", "[^") if word[1:] else re.escape(word))
+        for word in _GLOB_WORD.findall(pattern)
+    )
+
+
+def _tars_of_glob(root: PurePath, pattern: str) -> list[str]:
+    """Returns the tars below a folder that match a glob; elsewhere its `*` ends at a `/`."""
+    if not files.is_local(root):
+        match = re.compile(glob_regex(pattern)).fullmatch
+        return [name for name in files_below(root, _TARS) if match(name)]
+    tars = (tar for tar in Path(root).glob(pattern) if tar.is_file())
+    return [tar.relative_to(root).as_posix() for tar in tars if tar.name.endswith(_TARS)]
+
+
+def data_root(path: str | os.PathLike[str]) -> PurePath:
+    """Returns the folder at a path of the user's.
 
     Raises:
-        ValueError: It is an address of a remote store.
-        DatasetFormatError: It is in a storage without real files.
         FileNotFoundError: It does not exist.
         NotADirectoryError: It is a file.
     """
-    root = files.real_path(local_path(path))
+    root = local_path(path)
     if not files.is_there(root):
         raise FileNotFoundError(f"{root} does not exist")
     if not files.is_folder(root):
@@ -300,12 +322,13 @@ def local_root(path: str | os.PathLike[str]) -> Path:
     return root
 
 
-def _relative(root: Path, path: str | os.PathLike[str]) -> str:
-    path = Path(local_text(os.fspath(path)))
+def _relative(root: PurePath, path: str | os.PathLike[str]) -> str:
+    path = local_path(path)
     try:
-        inside = path.relative_to(root.absolute()) if path.is_absolute() else path
+        is_whole = path.is_absolute() or not files.is_local(path)
+        inside = path.relative_to(files.absolute(root)) if is_whole else path
     except ValueError:
-        inside = Path("..")
+        inside = PurePath("..")
     if ".." in inside.parts:
         raise ValueError(f"{path} is not below the dataset {root}; link the tar there (`ln -s`)")
     return inside.as_posix()

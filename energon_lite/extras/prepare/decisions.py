@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -102,7 +102,7 @@ def check_config(
 
 
 def check_samples(
-    field_map: FieldMap, index: Path, parts: Collection[str], num_samples: int, root: Path
+    field_map: FieldMap, index: PurePath, parts: Collection[str], num_samples: int, root: PurePath
 ) -> None:
     """Checks that the data has a sample that can be made: one with a part for each field.
 
@@ -191,7 +191,7 @@ class Plan(NamedTuple):
     `splits` is None where those that are there stay, or where only indexes are made.
     """
 
-    root: Path
+    root: PurePath
     request: Request
     shards: list[Shard]
     splits: dict[str, list[str]] | None
@@ -200,7 +200,7 @@ class Plan(NamedTuple):
     old_counts: dict[str, int] | None  # of the info file that stays (tar_index_only)
 
     @property
-    def folders(self) -> set[Path]:
+    def folders(self) -> set[PurePath]:
         """The folders of the tars."""
         return {shard.path.parent for shard in self.shards}
 
@@ -271,7 +271,7 @@ def decide_splits(names: Sequence[str], request: Request) -> dict[str, list[str]
     return choose_shards.split_by_ratio(names, shares, request.shuffle_seed, request.on_odd)
 
 
-def prepared_already(root: Path) -> FileExistsError:
+def prepared_already(root: PurePath) -> FileExistsError:
     """Returns the error for a folder that is prepared, where `force_overwrite` is not set."""
     return FileExistsError(
         f"{root} is already prepared; use force_overwrite (--force-overwrite) to do it again, "
@@ -279,7 +279,7 @@ def prepared_already(root: Path) -> FileExistsError:
     )
 
 
-def make_plan(root: Path, request: Request) -> Plan:
+def make_plan(root: PurePath, request: Request) -> Plan:
     """Decides about a new dataset; errors are those of `prepare_dataset`."""
     by_loader = request.loader_parts is not None
     field_map = None if by_loader else check_config(request.sample_type, request.field_map)
@@ -307,7 +307,7 @@ def make_plan(root: Path, request: Request) -> Plan:
     return Plan(root, request, shards, splits, field_map, texts, None)
 
 
-def plan_again(root: Path, request: Request) -> Plan:
+def plan_again(root: PurePath, request: Request) -> Plan:
     """Decides about making the indexes of a prepared dataset again."""
     if any(request[:4]) or request.exclude:
         raise ValueError("tar_index_only keeps split and sample type; do not pass them")

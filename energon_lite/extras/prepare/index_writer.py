@@ -146,8 +146,8 @@ class ShardRows(NamedTuple):
             connection.execute("COMMIT")
 
 
-def read_offsets(path: PurePath) -> list[int]:
-    """Returns the values of `.tar.idx` of a shard whose rows `ShardRows.write` wrote.
+def read_offsets(path: PurePath) -> tuple[str, list[int]]:
+    """Returns the first key, and the values of `.tar.idx`, of a shard with rows in a file.
 
     Raises:
         DatasetFormatError: The file is corrupt.
@@ -155,7 +155,9 @@ def read_offsets(path: PurePath) -> list[int]:
     with ReadOnlyDatabase(path, _SHARD_TABLES, _ROWS_AGAIN.format(path.parent)) as database:
         query = "SELECT byte_offset, byte_size FROM shard_samples ORDER BY sample_index"
         rows = database.rows(query, (), int, int)
-    return [*(offset for offset, _ in rows), sum(rows[-1])]
+        query = "SELECT sample_key FROM shard_samples WHERE sample_index = 0"
+        ((first_key,),) = database.rows(query, (), str)
+    return first_key, [*(offset for offset, _ in rows), sum(rows[-1])]
 
 
 @contextmanager

@@ -70,6 +70,15 @@ class ShardResult(NamedTuple):
     warning: str
     media: tuple[int, int, int, str]
 
+    @property
+    def written(self) -> tuple[Path, ...]:
+        """The files with the rows, and with what they were made from."""
+        return self.rows, _record_file(self.rows)
+
+
+def _record_file(rows: Path) -> Path:
+    return rows.with_suffix(".json")
+
 
 def rows_path(folder: Path, name: str) -> Path:
     """Returns the file in `folder` for the rows of the shard `name`."""
@@ -89,7 +98,7 @@ def kept_or_made(
     Returns:
         The record, and whether an earlier run made it.
     """
-    record_file = rows.with_suffix(".json")
+    record_file = _record_file(rows)
     head = json.dumps([5, *made_from])  # the first number is the format of the files
 
     def with_sum(record: str) -> bytes:
@@ -102,6 +111,7 @@ def kept_or_made(
         if stored == with_sum(record):
             return json.loads(record), True
     found, made = make()
+    rows.parent.mkdir(parents=True, exist_ok=True)  # on another node of a cluster
     found.write(rows)
     files.write_atomically(record_file, with_sum(json.dumps(made)))
     return made, False
@@ -125,30 +135,41 @@ def index_shard(
     rows, make = rows_path(folder, shard.name), partial(_find_rows, shard.path, media_filter)
 
     def indexed() -> ShardResult:
-        status = shard.path.stat()
-        made_from = [shard.name, status.st_size, status.st_mtime_ns, *made_by(media_filter)]
+        size_bytes, identity = seen(shard.path)
+        made_from = [shard.name, size_bytes, identity, *made_by(media_filter)]
         record, is_resumed = kept_or_made(rows, made_from, make)
-        return ShardResult(shard, rows, status.st_size, is_resumed, **record)
+        return ShardResult(shard, rows, size_bytes, is_resumed, **record)
 
     return files.retried(indexed, shard.path)
 
 
+def seen(path: PurePath) -> tuple[int, Any]:
+    """Returns the size of a file, and what differs where it is another one.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
+    status = files.status_of(path)
+    if status is None:
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+    return status.size_bytes, status.identity
+
+
 def _find_rows(
-    path: Path, media_filter: MediaFilterConfig | None
+    path: PurePath, media_filter: MediaFilterConfig | None
 ) -> tuple[ShardRows, dict[str, Any]]:
     """Finds the rows of a tar, and the fields of a `ShardResult` about them."""
-    before = path.stat()
+    before = seen(path)
     found, end = scan_shard(path)
     members = (
         MediaFile(f"{found.samples[index][1]}.{part}", path, offset, size)
         for index, part, offset, size in found.parts
     )
     media = MediaRows([], 0, 0, "") if media_filter is None else media_rows(members, media_filter)
-    after = path.stat()
-    if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+    if seen(path) != before:
         raise DatasetFormatError(f"{path}: changed while it was read; prepare again")
     warning = ""
-    if end == after.st_size:
+    if end == before[0]:
         warning = f"{path}: has no end-of-archive mark; it may have been cut off"
     return found._replace(media=media.rows), {
         "samples": len(found.samples),
@@ -296,7 +317,7 @@ def rename_samples(shard: Shard) -> int:
     with files.new_file(shard.path) as file:
         copy = Path(file.name)
         try:
-            _copy(shard.path, copy, prefix)
+            _copy(Path(shard.path), copy, prefix)
         except (tarfile.TarError, ValueError, EOFError) as error:
             raise DatasetFormatError(f"{shard.path}: cannot be written again ({error})") from None
         new, _ = scan_shard(copy)
@@ -304,7 +325,7 @@ def rename_samples(shard: Shard) -> int:
         sizes = [[(part, size) for _, part, _, size in rows.parts] for rows in (old, new)]
         if [key for _, key, _, _ in new.samples] != same_keys or sizes[0] != sizes[1]:
             raise DatasetFormatError(f"{shard.path}: its copy has other samples; it stays as it is")
-        _keep_original(shard.path)
+        _keep_original(Path(shard.path))
     return len(old.samples)
 
 

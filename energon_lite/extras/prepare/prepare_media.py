@@ -11,15 +11,15 @@ import dataclasses
 import os
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.extras.media.media_headers import MediaFile, MediaFilterConfig, media_rows
 from energon_lite.extras.prepare import decisions
-from energon_lite.extras.prepare.choose_shards import Shard, files_below, local_root
+from energon_lite.extras.prepare.choose_shards import Shard, data_root, files_below
 from energon_lite.extras.prepare.index_writer import ShardRows, keep_media, read_offsets
-from energon_lite.extras.prepare.indexing import ShardResult, kept_or_made, made_by, rows_path
+from energon_lite.extras.prepare.indexing import ShardResult, kept_or_made, made_by, rows_path, seen
 from energon_lite.extras.prepare.run import (
     check_places,
     media_warnings,
@@ -31,10 +31,11 @@ from energon_lite.formats import nvmeta
 from energon_lite.formats.nvmeta import META, is_utf8
 from energon_lite.formats.sqlite import INDEX_SQLITE
 from energon_lite.storage import files
+from energon_lite.storage.local_paths import local_path
 
 _FILES_PER_TASK = 256
-# For each file of a folder: name, size and time of the last change.
-_Files = list[tuple[str, int, int]]
+# For each file of a folder: name, size and identity.
+_Files = list[tuple[str, int, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ class MediaReport:
         warnings: what is odd: files that cannot be read, that need PyAV, or are gone.
     """
 
-    path: Path
+    path: PurePath
     stored: int
     is_webdataset: bool
     warnings: tuple[str, ...]
@@ -83,13 +84,13 @@ def prepare_media(
         DatasetFormatError: The tars are not those that were prepared.
         RuntimeError: A worker process died, or another run prepares the folder at this time.
     """
-    file = Path(path)
-    if file.is_file():
+    file = local_path(path)
+    if files.is_file(file):
         raise ValueError(
             f"{file}: 'prepare-media' only supports WebDatasets or filesystem datasets; name the "
             "folder that has the media files"
         )
-    root = local_root(path)
+    root = data_root(path)
     request = decisions.Request(
         tar_index_only=True, media_filter=media_filter, num_workers=num_workers,
         progress=progress, watch=watch,
@@ -106,7 +107,7 @@ def prepare_media(
         results = (_read_tars if is_webdataset else _read_folder)(plan, folder)
         is_there = None if is_webdataset else lambda key: files.is_file(root / key)
         dropped = keep_media(folder / INDEX_SQLITE, target, is_there)
-        (folder / INDEX_SQLITE).replace(target)
+        files.move(folder / INDEX_SQLITE, target)
     stored, warnings = media_warnings(results, dropped)
     return MediaReport(root, stored, is_webdataset, tuple(warnings))
 
@@ -116,7 +117,7 @@ def _read_tars(plan: decisions.Plan, folder: Path) -> list[ShardResult]:
     results = read_shards(plan, folder)
     for result in results:
         offsets = nvmeta.read_index(result.shard.path, (plan.old_counts or {})[result.shard.name])
-        if offsets.tolist()[1:] != read_offsets(result.rows)[1:]:
+        if offsets.tolist()[1:] != read_offsets(result.rows)[1][1:]:
             raise DatasetFormatError(
                 f"{result.shard.path}: is not the tar that was prepared; run `energon-lite prepare "
                 f"{plan.root} --tar-index-only` first"
@@ -137,7 +138,7 @@ def _read_folder(plan: decisions.Plan, folder: Path) -> list[ShardResult]:
     return read_all(plan, folder, read, tasks, _size_bytes(found), has_samples=False)
 
 
-def _files_of(root: Path, media_filter: MediaFilterConfig) -> _Files:
+def _files_of(root: PurePath, media_filter: MediaFilterConfig) -> _Files:
     """Returns the files of a folder that may get metadata.
 
     Raises:
@@ -154,8 +155,7 @@ def _files_of(root: Path, media_filter: MediaFilterConfig) -> _Files:
             f"{media_filter.strategy.value} {', '.join(media_filter.patterns)}".rstrip()
             + hint
         )
-    statuses = ((name, (root / name).stat()) for name in chosen)
-    return [(name, status.st_size, status.st_mtime_ns) for name, status in statuses]
+    return [(name, *seen(root / name)) for name in chosen]
 
 
 def _size_bytes(some: _Files) -> int:
@@ -163,7 +163,7 @@ def _size_bytes(some: _Files) -> int:
 
 
 def _read_group(
-    root: Path, folder: Path, media_filter: MediaFilterConfig, group: _Files
+    root: PurePath, folder: Path, media_filter: MediaFilterConfig, group: _Files
 ) -> ShardResult:
     """Writes the metadata of some files, or takes those of an earlier run."""
 
@@ -207,7 +207,7 @@ def add_media_metadata(
         FileNotFoundError: The folder is no prepared WebDataset.
     """
     del index_sqlite_tmp_path
-    nvmeta.read_info(local_root(parent_path))
+    nvmeta.read_info(data_root(parent_path))
     report = prepare_media(parent_path, media_filter, num_workers=workers, watch=progress_fn)
     return _stored(report)
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import logging
 import os
 import shutil
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -23,17 +26,19 @@ from energon_lite.core.errors import DatasetFormatError
 from energon_lite.extras.media.av_streams import INSTALL
 from energon_lite.extras.media.media_headers import MediaFilterConfig
 from energon_lite.extras.prepare import decisions
-from energon_lite.extras.prepare.choose_shards import Ratio, Shard, local_root, size_of
+from energon_lite.extras.prepare.choose_shards import Ratio, Shard, data_root, size_of
 from energon_lite.extras.prepare.index_writer import keep_media, new_index, read_offsets
 from energon_lite.extras.prepare.indexing import ORIGINAL, ShardResult, index_shard, rename_samples
 from energon_lite.extras.prepare.odd_parts import odd_parts
 from energon_lite.extras.prepare.pool import ordered_results, outcome
 from energon_lite.extras.prepare.report import PrepareReport, SplitCount
+from energon_lite.extras.stores.owned_folders import work_folder
 from energon_lite.extras.view.words import first_of
 from energon_lite.formats import nvmeta
 from energon_lite.formats.known import format_of
 from energon_lite.formats.nvmeta import INFO_JSON, INFO_YAML, META
 from energon_lite.formats.sqlite import INDEX_SQLITE
+from energon_lite.formats.stored_offsets import STORED_OFFSETS, write_offsets
 from energon_lite.storage import files
 from energon_lite.storage.local_paths import local_path
 
@@ -42,13 +47,15 @@ FORMAT_VERSION = "7.4.1"
 _ERRORS_SHOWN = 10
 logger = logging.getLogger(__name__)
 
-PARTIAL = "prepare.partial"
+PARTIAL, CLAIM = "prepare.partial", "prepare.lock"
+# Indexes that are written at the same time to a storage elsewhere.
+_NUM_WRITERS = 16
 
 
 @contextmanager
 def partial_folder(plan: decisions.Plan) -> Iterator[Path]:
     """Yields the folder for the rows, locked against a second run; removed after success."""
-    folder = plan.root / META / PARTIAL
+    folder = work_folder(plan.root / META / PARTIAL)
     try:
         files.make_folder(folder)
         lock = os.fdopen(files.open_own(folder / "lock"), "w")
@@ -58,7 +65,7 @@ def partial_folder(plan: decisions.Plan) -> Iterator[Path]:
         raise PermissionError(
             f"{plan.root} cannot be written to ({error.strerror}: {folder}); a prepared dataset "
             f"has a folder {META} and an index next to each tar. Prepare a folder of links to the "
-            f"tars: `mkdir FOLDER && ln -s {plan.root.absolute()}/*.tar FOLDER`"
+            f"tars: `mkdir FOLDER && ln -s {files.absolute(plan.root)}/*.tar FOLDER`"
         ) from None
     with lock:
         try:
@@ -68,15 +75,50 @@ def partial_folder(plan: decisions.Plan) -> Iterator[Path]:
             raise RuntimeError(f"another run is preparing {plan.root}; wait for it") from None
         except OSError:
             pass  # no locks on this file system
-        tars = [shard.path for shard in plan.shards]
-        written = {INFO_JSON, INFO_YAML, *plan.texts}
-        written.update(path.name for tar in tars for path in (tar, nvmeta.index_path(tar)))
-        for place in (plan.root / META, *plan.folders):
-            if not os.access(place, os.W_OK):
-                raise PermissionError(f"{place} cannot be written to; the indexes go there")
-            files.remove_leftovers(place, written)
-        yield folder
+        with _cleaned(plan) if files.is_local(plan.root) else _claimed(plan, folder):
+            yield folder
         shutil.rmtree(folder)
+
+
+@contextmanager
+def _cleaned(plan: decisions.Plan) -> Iterator[None]:
+    """Removes what killed runs left in a folder, if that can be written to."""
+    tars = [shard.path for shard in plan.shards]
+    written = {INFO_JSON, INFO_YAML, STORED_OFFSETS, *plan.texts}
+    written.update(path.name for tar in tars for path in (tar, nvmeta.index_path(tar)))
+    for place in (plan.root / META, *plan.folders):
+        if not os.access(place, os.W_OK):
+            raise PermissionError(f"{place} cannot be written to; the indexes go there")
+        files.remove_leftovers(place, written)
+    yield
+
+
+@contextmanager
+def _claimed(plan: decisions.Plan, folder: Path) -> Iterator[None]:
+    """Locks a dataset elsewhere by a file in it, against runs on all machines.
+
+    That of a killed run is taken over where it ran, from the rows in `folder`.
+    """
+    claim = plan.root / META / CLAIM
+    own = json.dumps({"host": socket.gethostname(), "folder": str(folder)})
+    try:
+        files.write_over(claim, own.encode(), None)
+    except FileExistsError:
+        with suppress(OSError):
+            own = files.read_file(claim).decode(errors="replace")
+        raise RuntimeError(
+            f"another run is preparing {plan.root} ({own:.200}); wait for it. If it was killed, "
+            f"start it again there, or remove {claim}"
+        ) from None
+    except OSError as error:
+        raise PermissionError(
+            f"{plan.root} cannot be written to ({error.strerror}: {claim}); write its metadata to "
+            "another place: --meta-dir DIR"
+        ) from None
+    try:
+        yield
+    finally:
+        files.remove(claim)
 
 
 def check_places(plan: decisions.Plan) -> None:
@@ -86,7 +128,7 @@ def check_places(plan: decisions.Plan) -> None:
         DatasetFormatError: Names the folder, where the link leads, and how to allow it.
     """
     partial = plan.root / META / PARTIAL
-    if partial.is_symlink():
+    if work_folder(partial).is_symlink():
         raise DatasetFormatError(f"{partial} is a link; move it away")
     for folder in sorted({partial, *plan.folders}):
         if files.leads_out(folder, plan.root):
@@ -166,9 +208,11 @@ def prepare_as(path: str | os.PathLike[str], request: decisions.Request) -> Prep
     return report
 
 
-def prepare_folder(path: Path, request: decisions.Request) -> PrepareReport:
+def prepare_folder(path: PurePath, request: decisions.Request) -> PrepareReport:
     """Indexes the tars of a folder and writes its `.nv-meta`."""
-    root = local_root(path)
+    root = data_root(path)
+    if request.fix_duplicates and not files.is_local(root):
+        raise ValueError(f"{root}: fix_duplicates (--fix-duplicates) writes tars again; copy them")
     plan = (decisions.plan_again if request.tar_index_only else decisions.make_plan)(root, request)
     dry_run = request.dry_run
     if not (dry_run or request.follow_links):
@@ -342,7 +386,7 @@ def _report(
         splits=splits,
         parts=dict(parts),
         resumed_shards=sum(result.is_resumed for result in results),
-        written=("*.tar.idx", *(f"{META}/{name}" for name in written)),
+        written=("*.tar.idx", *(f"{META}/{name}" for name in (*written, STORED_OFFSETS))),
         warnings=tuple(warnings),
         is_dry_run=plan.request.dry_run,
         media_files=None if plan.request.media_filter is None else media_files,
@@ -357,7 +401,7 @@ def _commit(plan: decisions.Plan, folder: Path, results: Sequence[ShardResult]) 
     """
     meta = plan.root / META
     counts = {result.shard.name: result.samples for result in results}
-    had_yaml = files.is_there(meta / INFO_YAML)
+    before, had_yaml = files.status_of(meta / INFO_JSON), files.is_there(meta / INFO_YAML)
     dropped = 0
     try:
         dropped = keep_media(folder / INDEX_SQLITE, meta / INDEX_SQLITE)
@@ -366,14 +410,24 @@ def _commit(plan: decisions.Plan, folder: Path, results: Sequence[ShardResult]) 
     if plan.splits is not None:
         files.remove(meta / INFO_JSON)
         files.remove(meta / INFO_YAML)
-    for result in results:
-        nvmeta.write_index(result.shard.path, read_offsets(result.rows))
-    (folder / INDEX_SQLITE).replace(meta / INDEX_SQLITE)
+    with ThreadPoolExecutor(1 if files.is_local(meta) else _NUM_WRITERS) as pool:
+        uuid = plan.texts[nvmeta.INDEX_UUID]
+        write_offsets(plan.root, counts, uuid, pool.map(_write_index, results))
+    files.move(folder / INDEX_SQLITE, meta / INDEX_SQLITE)
     for name, text in plan.texts.items():
         files.write_atomically(meta / name, text.encode())
     if plan.writes_info(counts):
-        nvmeta.write_info(plan.root, nvmeta.DatasetInfo(counts, FORMAT_VERSION), also_yaml=had_yaml)
+        over = before.identity if before is not None and plan.splits is None else None
+        info = nvmeta.DatasetInfo(counts, FORMAT_VERSION)
+        nvmeta.write_info(plan.root, info, also_yaml=had_yaml, over=over)
     return dropped
+
+
+def _write_index(result: ShardResult) -> tuple[int, str, list[int]]:
+    """Writes the `.tar.idx` of a shard; returns its size, its first key, and its offsets."""
+    first_key, offsets = read_offsets(result.rows)
+    nvmeta.write_index(result.shard.path, offsets)
+    return result.size_bytes, first_key, offsets
 
 
 # ------------------------------------------------------------ with the arguments of Energon's class

@@ -21,6 +21,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from energon_lite.core.topology import ORDER_SETTINGS
 from energon_lite.extras.inspect.forecast import plan
 from energon_lite.extras.preview import charts
 from energon_lite.extras.preview.browse import Order, Place, Query, SplitBrowser, split_names_of
@@ -36,7 +37,7 @@ _CARDS, _LIMIT_SEC, _MAX_STEPS = 24, 1.5, 1_000_000
 _SELECTION = ("split", "order", "source", "q")  # kept in the links of a page
 _OF_ORDER = (
     "trust", "num_streams", "batch_size", "shuffle_buffer_size", "max_samples_per_sequence",
-    "seed_offset", "dataset_config",
+    *ORDER_SETTINGS, "dataset_config",
 )  # fmt: skip
 _RANGE = re.compile(r"bytes=(\d{1,15})-(\d{0,15})$")
 _KEPT = {"Cache-Control": "private, max-age=3600"}

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.state import RestoreKey, Snapshot
-from energon_lite.core.topology import Stream, WorkerConfig
+from energon_lite.core.topology import ORDER_SETTINGS, Stream, WorkerConfig
 from energon_lite.extras.view.stage_tree import saved_stages
 from energon_lite.loader.resume import resume
 from energon_lite.pipeline import get_train_dataset
@@ -19,7 +19,7 @@ _LIMIT_SEC = 5.0  # in one call
 # Arguments that a state has kept by their own names, and that are the same for all sources.
 _SAVED = (
     "batch_size", "batch_drop_last", "packing_buffer_size", "shuffle_buffer_size",
-    "max_samples_per_sequence", "parallel_shard_iters", "repeat", "seed_offset",
+    "max_samples_per_sequence", "parallel_shard_iters", "repeat", *ORDER_SETTINGS,
 )  # fmt: skip
 
 
@@ -68,7 +68,8 @@ class SlotReader:
         config = WorkerConfig(
             rank=states[0]["rank"] if is_one else 0,
             world_size=states[0]["world_size"] if is_one else 1, num_workers=0,
-            num_streams=self.num_streams, seed_offset=settings.pop("seed_offset", 0),
+            num_streams=self.num_streams,
+            **{name: settings.pop(name) for name in ORDER_SETTINGS if name in settings},
         )  # fmt: skip
         self._dataset: SavableDataset[Any] = get_train_dataset(
             path, split_part=split_part, task_encoder=encoder, worker_config=config, **settings
@@ -78,7 +79,7 @@ class SlotReader:
         self._places: dict[int, dict[int, Snapshot]] = {}
         self.first = 0
         if states:
-            start = resume(states, self._dataset, config, self._dataset.config()).start
+            start = resume(states, self._dataset, config, ("", "", self._dataset.config())).start
             self._pass, self.first = start.pass_index, start.slots.slot(0)
             for index, own in start.streams.items():
                 if own.snapshot is not None:

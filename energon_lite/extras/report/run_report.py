@@ -24,7 +24,7 @@ from energon_lite.extras.report.stats_file import (
     total,
 )
 from energon_lite.extras.view.stage_tree import saved_stages
-from energon_lite.loader.resume import decompressed
+from energon_lite.loader.resume import counts_in
 
 _MAX_INTERVALS = 24  # of a report; lines between them are skipped
 _MAX_SKIPS = 100  # that a report lists
@@ -166,8 +166,8 @@ def _state_record(states: Sequence[Mapping[str, Any]]) -> Record:
     sizes = {own["name"]: own["samples"] for own in settings if own.get("stage") == "source"}
     unit = "tokens" if any(own.get("unit") == "tokens" for own in settings) else "samples"
     ranks = {}
-    for state in sorted(states, key=lambda state: (state["base"], state["count"])):
-        counts = decompressed(state["stats"], "stats")
+    pairs = zip(states, counts_in(states), strict=True)
+    for state, counts in sorted(pairs, key=lambda pair: (pair[0]["base"], pair[0]["count"])):
         sources = {name: {**row, "size": sizes.get(name)} for name, row in counts.items()}
         step = state["base"] // state["world_size"] + state["count"]
         ranks[state["rank"]] = checked_record({"step": step, "sources": sources, "unit": unit})

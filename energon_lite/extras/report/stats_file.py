@@ -20,7 +20,9 @@ from typing import Any
 from energon_lite.core.errors import DatasetFormatError, append
 from energon_lite.core.stream_context import SkipRecord
 from energon_lite.extras.view.words import counted
-from energon_lite.loader.stats import COUNTED, Stats
+from energon_lite.loader.count_table import COUNTED
+from energon_lite.loader.stats import Stats
+from energon_lite.storage.local_paths import growing_path
 
 Counts = Mapping[str, float]
 _BEGAN = time.time()  # of the process: time between two of them is no time of the run
@@ -95,7 +97,8 @@ def _record_of(stats: Stats, step: int) -> Record:
 
 
 def _append(file: str, record: Record) -> None:
-    path, line = Path(file.replace("{rank}", str(record.rank))), f"{json.dumps(vars(record))}\n"
+    path = growing_path(file.replace("{rank}", str(record.rank)))
+    line = f"{json.dumps(vars(record))}\n"
     with suppress(OSError), path.open("rb") as opened:
         opened.seek(-1, os.SEEK_END)
         if opened.read() != b"\n":  # a run was killed there

@@ -122,10 +122,11 @@ class FileStoreCachePool(CachePool):
     def _cache(self) -> _FileCache:
         """The part of the cache that this process has; a new one in a fork, and after `close`."""
         with _changed:
-            cache = self._used
-            if cache is None or not cache.is_usable():
-                cache = self._used = _FileCache(self)
-                multiprocessing.util.Finalize(self, cache.close, exitpriority=-10)
+            if (cache := self._used) is not None and cache.is_usable():
+                return cache
+            cache = self._used = _FileCache(self)
+            multiprocessing.util.Finalize(self, cache.close, exitpriority=-10)
+        cache.start()  # a thread that starts may collect another pool, whose end takes the lock
         return cache
 
     def get_lazy(self, ds: FileStore[Any], fname: str) -> FileCacheLazy[Any]:
@@ -258,6 +259,9 @@ class _FileCache:
         self._queue: SimpleQueue[weakref.ref[_Copy] | None] = SimpleQueue()
         self._numbers = itertools.count()
         self._num_threads = pool.num_workers
+
+    def start(self) -> None:
+        """Starts the threads."""
         for _ in range(self._num_threads):
             threading.Thread(target=self._make_copies, name="cache", daemon=True).start()
 

@@ -204,7 +204,7 @@ class WebdatasetFileStore(_LocalFileStore):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the path only: another process opens its own files."""
-        return type(self), (self._path,)
+        return type(self), (self._root,)
 
     def __getitem__(self, key: str) -> tuple[bytes, SourceInfo]:
         """Reads one file.

@@ -54,7 +54,7 @@ class KeysAtEnds(KeyCheck):
             if 0 <= start <= start + size <= file.size_bytes:
                 key = (*first_keys(file, start + size, start), "")[0]
                 if key != stored:
-                    raise self._error(shard, place, key, stored)
+                    raise self.error(shard, place, key, f"{INDEX_SQLITE} has {stored!r}")
 
 
 class OpenTars:

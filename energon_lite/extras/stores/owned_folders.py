@@ -6,18 +6,57 @@ so a later process of the same host recognises a folder without an owner, and re
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import hashlib
 import os
 import shutil
 import socket
+import stat
 import tempfile
 import weakref
 import zlib
 from contextlib import suppress
-from pathlib import Path
+from functools import cache
+from pathlib import Path, PurePath
+
+from energon_lite.storage import files
 
 _PREFIX = "cache_"
 _NUM_RANDOM = 8  # letters that `mkdtemp` adds
+
+
+def private_folder(name: str, place: str | None = None) -> Path:
+    """Returns a folder that only this user may open, and makes it; below TMPDIR, or `place`.
+
+    Raises:
+        OSError: It is the folder of another user.
+    """
+    return _private(Path(place or tempfile.gettempdir()) / f"energon-lite-{os.getuid()}" / name)
+
+
+@cache
+def _private(folder: Path) -> Path:
+    folder.parent.parent.mkdir(parents=True, exist_ok=True)
+    for path in (folder.parent, folder):
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        facts = path.lstat()
+        if facts.st_uid != os.getuid() or not stat.S_ISDIR(facts.st_mode) or facts.st_mode & 0o077:
+            text = "is not a folder of this user alone; remove it, or set TMPDIR to another place"
+            raise OSError(errno.EPERM, text, str(path))
+    return folder
+
+
+def work_folder(place: PurePath) -> Path:
+    """Returns a folder of this machine for files that grow: itself, or one for a place elsewhere.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    if files.is_local(place):
+        return Path(place)
+    return private_folder(hashlib.blake2b(os.fsencode(place), digest_size=8).hexdigest())
 
 
 class OwnedFolder:

@@ -258,11 +258,12 @@ def _buffered_keys(value: Any) -> tuple[int, int]:
 
 
 def _check_refusal(ref: ReferenceRun, middle: Snapshot) -> None:
-    law = "Refusal"
-    start = min(2, len(ref.entries))
+    law, num_items = "Refusal", len(ref.entries)
+    run, place = ref.run(), -1
     for where, broken in _broken_states(json.loads(_text(middle))):
-        run = ref.run()
-        ref.expect(law, "before", run, 0, start)
+        if not 0 <= place < num_items:  # else with the run that refused the last one
+            run, place = ref.run(), min(2, num_items)
+            ref.expect(law, "before", run, 0, place)
         before = _text(run.snapshot())
         try:
             run.restore(Snapshot.from_json(broken))
@@ -275,12 +276,14 @@ def _check_refusal(ref: ReferenceRun, middle: Snapshot) -> None:
             # Fields that the state does not need may be missing: then nothing else comes.
             if not where.startswith("without"):
                 raise ref.error(law, where, f"is restored: {json.dumps(broken)}")
-            ref.expect(law, where, run, len(ref.entries) // 2)
+            ref.expect(law, where, run, num_items // 2)
+            place = -1
             continue
         if _text(run.snapshot()) != before:
             raise ref.error(law, where, "is refused, but changes the state")
-        stop = min(start + 2, len(ref.entries))
-        ref.expect(law, f"{where}, refused; afterwards", run, start, stop)
+        stop = min(place + 1, num_items)
+        ref.expect(law, f"{where}, refused; afterwards", run, place, stop)
+        place = stop
 
 
 def _broken_states(state: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

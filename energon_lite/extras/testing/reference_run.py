@@ -50,7 +50,9 @@ class ReferenceRun:
 
     def run(self, dataset: SavableDataset[Any] | None = None) -> StreamRun[Any]:
         """Starts the stream, of this dataset or of a copy."""
-        return StreamRun(dataset or self.dataset, self.stream, max_skip_rate=1.0)
+        # Not `or`: a dataset has a length, which may take long to count.
+        dataset = self.dataset if dataset is None else dataset
+        return StreamRun(dataset, self.stream, max_skip_rate=1.0)
 
     def restored(self, state: str) -> StreamRun[Any]:
         """Starts the stream at a saved state."""

@@ -14,7 +14,7 @@ import os
 import tempfile
 import weakref
 from bisect import bisect_left
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -68,12 +68,14 @@ class LentRange(np.ndarray[Any, Any]):
     Attributes:
         returned: where its start and size go when nothing refers to it any more.
         arena: kept as long as the range is, for forks of the training loop; None in a worker.
+        is_shared: whether the worker process still uses it after it was sent.
     """
 
     # Views of this type have none: only the array that was made of the memory stands for the range.
     returned: deque[tuple[int, int]] | None = None
     start: int
     arena: ReadArena | None = None
+    is_shared = False
 
     def __del__(self) -> None:
         if self.returned is not None:
@@ -96,6 +98,8 @@ class Arena:
     Attributes:
         file: as above.
         length: how large the memory is.
+        shared: ranges that the training loop has and that are in use here, by their start; each as
+            often as it was sent.
     """
 
     _memory: mmap.mmap
@@ -110,6 +114,7 @@ class Arena:
         self._returned: deque[tuple[int, int]] = deque()
         self._maps = weakref.WeakSet[mmap.mmap]()  # an array keeps that in which it was made
         self._made = weakref.WeakValueDictionary[int, LentRange]()  # by their addresses
+        self.shared = defaultdict[int, list[LentRange]](list)
 
     def write(self, pieces: Sequence[Any]) -> int:
         """Copies bytes, one piece behind the other, into a free range; returns its start."""
@@ -130,8 +135,8 @@ class Arena:
         """Puts the memory of a delivery into the arena; returns the start and size of each part.
 
         Args:
-            buffers: parts to which nothing else should refer; they are taken out of the list. One
-                that was made in the arena is not copied.
+            buffers: parts to which nothing else should refer, but for shared ones; they are taken
+                out of the list. One that was made in the arena is not copied.
         """
         claims = [self._claim(part) for part in buffers]
         places = [
@@ -142,7 +147,10 @@ class Arena:
         for index, claim in enumerate(claims):
             if claim is not None and (made := claim[2]()) is not None:
                 made.returned = self._returned  # it is in use here, where it may be changed
-                places[index] = (self.write([made.data]), made.size)
+                if made.is_shared:
+                    self.shared[made.start].append(made)
+                else:
+                    places[index] = (self.write([made.data]), made.size)
         return places
 
     def _claim(self, part: memoryview) -> tuple[int, int, weakref.ref[LentRange]] | None:
@@ -169,6 +177,9 @@ class Arena:
         """Takes back ranges: the start of each, and the size that was asked for."""
         dropped = [self._returned.popleft() for _ in range(len(self._returned))]
         for start, size in chain(ranges, dropped):
+            if self.shared.get(start):
+                self.shared[start].pop()  # when all have gone on both sides, it is dropped
+                continue
             self._space.put(start, start + _padded_size(size))
             self._space.used_bytes -= _padded_size(size)
         # The training loop kept many batches for a time, and keeps them no more.

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from energon_lite.core.batch_memory import LARGE_BYTES
+from energon_lite.core import batch_memory
 from energon_lite.core.errors import add_note
 from energon_lite.loader.workers.arena import Arena, ReadArena
 from energon_lite.loader.workers.codec import Packed, unpacked
@@ -230,6 +230,7 @@ class Outlet:
                 self._arena.leave()
             self._arena = Arena(self._channel.files.pop(), self._num_in_arena)
             self._arena_number += 1
+            batch_memory.num_memories += 1
 
     def send(self, number: int, content: Packed) -> None:
         """Sends a delivery, for which there is room.
@@ -241,6 +242,7 @@ class Outlet:
         with self._lock:
             arena = self._arena
             places = arena.place(content.buffers) if content.buffers else []
+            num_bytes = sum(length for start, length in places if not arena.shared.get(start))
             body = content.body
             if (size := sum(map(len, body))) >= _LARGE_BODY:
                 places.append((arena.write(body), size))
@@ -250,15 +252,13 @@ class Outlet:
         self._num_unread += 1
         self._most_unread = self._num_deliveries
         if perf_counter() - self._since < _QUICK_SEC:
-            most = min(_MOST_AHEAD, _BYTES_AHEAD // (size + sum(place[1] for place in places)))
+            most = min(_MOST_AHEAD, _BYTES_AHEAD // (size + num_bytes))
             self._most_unread = max(self._num_deliveries, most)
         self._channel.send(DELIVERY, number, b"".join([head, *ranges, *body]))
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Returns an array whose values are not set; a large one is sent without a copy."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
-        if size < LARGE_BYTES:
-            return np.empty(shape, dtype)
         with self._lock:
             return np.ndarray(shape, dtype, self._arena.empty(size).data)
 

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
 from operator import methodcaller
 from types import MethodType
@@ -26,6 +26,7 @@ from torch.multiprocessing.reductions import reduce_storage, reduce_tensor
 
 from energon_lite.core.errors import add_note
 from energon_lite.core.state import Snapshot
+from energon_lite.loader.workers.arena import LentRange
 from energon_lite.loader.workers.rank_feed import Delivery
 
 _MAX_DEPTH = 30
@@ -118,25 +119,28 @@ class SentSnapshot(Snapshot):
 
     Args:
         content: its pickled bytes.
+        buffers: the memory beside them. Rows that the worker process still changes are there as
+            they are now: the snapshot knows what it has of them.
     """
 
-    __slots__ = ("_content",)
+    __slots__ = ("_buffers", "_content")
 
-    def __init__(self, content: bytes) -> None:
-        self._content = content
+    def __init__(self, content: bytes, buffers: Sequence[Any]) -> None:
+        self._content, self._buffers = content, buffers
 
     def __getattr__(self, name: str) -> Any:
         """Returns a field, after all of them were made."""
         if name not in _FIELDS:
             raise AttributeError(name)
-        made = pickle.loads(self._content)
+        made = pickle.loads(self._content, buffers=self._buffers)
         for field in _FIELDS:
             setattr(self, field, getattr(made, field))
         return getattr(made, name)
 
-    def __reduce__(self) -> Any:
-        """Sends the bytes as they are."""
-        return SentSnapshot, (self._content,)
+
+def _reduce_sent(snapshot: SentSnapshot) -> Any:
+    """Sends the bytes as they are, from the worker process; elsewhere it is sent as any other."""
+    return SentSnapshot, (snapshot._content, [*map(pickle.PickleBuffer, snapshot._buffers)])
 
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(Snapshot))
@@ -147,7 +151,22 @@ _REDUCE: dict[type, Callable[[Any], Any]] = {
     torch.Tensor: _reduce_tensor,
     torch.nn.Parameter: methodcaller("__reduce_ex__", 5),
     torch.UntypedStorage: _reduce_storage,
+    SentSnapshot: _reduce_sent,
 }
+
+
+def _reduce_rows(array: Any) -> Any:
+    """Shares the memory of rows that only grow, where it can be shared."""
+    block = getattr(array.base, "base", None)
+    if not isinstance(block, LentRange) or block.nbytes < _SMALL_BYTES:
+        return array.__reduce_ex__(5)
+    block.is_shared = True
+    start = array.__array_interface__["data"][0] - block.__array_interface__["data"][0]
+    content = pickle.PickleBuffer(block.data)
+    return np.ndarray, (array.shape, array.dtype, content, start, array.strides)
+
+
+_OF_SNAPSHOTS: dict[type, Callable[[Any], Any]] = {np.ndarray: _reduce_rows}
 
 
 def _reducers() -> dict[type, Callable[[Any], Any]]:
@@ -163,8 +182,12 @@ def _merged(*_: int) -> dict[type, Callable[[Any], Any]]:
     return {**copyreg.dispatch_table, **registered._extra_reducers, **_REDUCE}
 
 
-def packed(value: Any) -> Packed:
+def packed(value: Any, reducers: Mapping[type, Callable[[Any], Any]] | None = None) -> Packed:
     """Pickles a value.
+
+    Args:
+        value: whatever can be pickled.
+        reducers: how values are pickled, by type; by default as those of batches.
 
     Raises:
         Exception: A part of it cannot be pickled.
@@ -180,7 +203,7 @@ def packed(value: Any) -> Packed:
         return False
 
     pickler = pickle.Pickler(body, 5, buffer_callback=is_inside)
-    pickler.dispatch_table = _reducers()
+    pickler.dispatch_table = reducers or _reducers()
     pickler.dump(value)
     return Packed(body, buffers)
 
@@ -232,7 +255,8 @@ def packed_delivery(value: Delivery | WorkerError, where: str) -> Packed:
     try:
         if isinstance(value, Delivery) and value.snapshot is not None:
             # Most snapshots are followed by the next one unread.
-            value = value._replace(snapshot=SentSnapshot(pickle.dumps(value.snapshot, 5)))
+            body, buffers = packed(value.snapshot, _OF_SNAPSHOTS)
+            value = value._replace(snapshot=SentSnapshot(b"".join(body), buffers))
         return packed(value)
     except Exception as error:
         if isinstance(value, WorkerError):
@@ -269,12 +293,7 @@ class WorkerJob:
         try:
             content: Any = ForkingPickler.dumps(self._parts)
         except Exception as error:
-            path, part = unpicklable_part(self._parts, "", ForkingPickler.dumps)
-            raise TypeError(
-                f"{path.rpartition(' of ')[2]} is a {_what(part)}, which cannot be sent to a "
-                f"worker process ({error}). It belongs to the task encoder, or to another object "
-                f"that the dataset was made with. {WAYS}"
-            ) from error
+            raise unsendable(self._parts, error, ForkingPickler.dumps) from error
         return functools.partial, (pickle.loads, bytes(content))
 
 
@@ -282,6 +301,16 @@ WAYS = (
     "Define classes and functions at the top level of a module that can be imported, or use "
     'WorkerConfig(start_method="fork") or WorkerConfig(worker_type="thread").'
 )
+
+
+def unsendable(parts: Any, error: Exception, dumps: Callable[[Any], Any]) -> TypeError:
+    """Returns the error of settings that cannot be pickled; names the part."""
+    path, part = unpicklable_part(parts, "", dumps)
+    return TypeError(
+        f"{path.rpartition(' of ')[2]} is a {_what(part)}, which cannot be sent to a worker "
+        f"process ({error}). It belongs to the task encoder, or to another object that the dataset "
+        f"was made with. {WAYS}"
+    )
 
 
 def _what(part: Any) -> str:

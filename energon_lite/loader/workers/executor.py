@@ -8,12 +8,17 @@ adds others.
 from __future__ import annotations
 
 import logging
+import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.worker import WorkerInfo
 
 from energon_lite.core.cache_pool import CachePool
@@ -99,6 +104,15 @@ class WorkerSettings(NamedTuple):
         dataset: Any = self.info.dataset
         run = self.run
         return RankFeed(dataset, job.start, run.max_skip_rate, job.others, run.cache_pool)
+
+
+def become(info: WorkerInfo) -> None:
+    """Makes this process a worker, as torch and its hooks know it."""
+    torch_worker._worker_info = info
+    torch.set_num_threads(1)
+    random.seed(info.seed)
+    torch.manual_seed(info.seed)
+    np.random.seed(info.seed % 2**32)
 
 
 def next_of(feed: RankFeed, where: str) -> Delivery | WorkerError | None:
@@ -267,6 +281,8 @@ class InlineExecutor(Executor):
 _EXECUTORS: dict[str, type[Executor]] = {"inline": InlineExecutor}
 # Those of the library that are imported on first use.
 _HOMES = {
+    "broadcast": "energon_lite.extras.cluster.broadcast:peer_executor",
+    "ray": "energon_lite.extras.cluster.ray_workers:default_workers",
     "process": "energon_lite.loader.workers.process_executor:ProcessExecutor",
     "thread": "energon_lite.loader.workers.thread_executor:ThreadExecutor",
 }
@@ -284,7 +300,20 @@ def register_executor(name: str, kind: type[Executor]) -> None:
         WORKER_TYPES.append(name)
 
 
-def executor_kind(config: WorkerConfig) -> type[Executor]:
-    """Returns the class of the workers of a rank."""
+def executor_kind(config: WorkerConfig) -> Callable[[WorkerSettings, WorkerConfig], Executor]:
+    """Returns what makes the workers of a rank.
+
+    Raises:
+        ValueError: Each of its peers would compute all batches again.
+    """
     name = config.worker_type if config.num_workers else "inline"
-    return _EXECUTORS.get(name) or import_name(_HOMES[name])
+    kind = name if callable(name) else _EXECUTORS.get(name) or import_name(_HOMES[name])
+    if config.share is not None:
+        return partial(import_name(_HOMES[config.share]), kind)
+    if config.peers > 1 and not getattr(kind, "shares", False):
+        raise ValueError(
+            f"peers={config.peers} with workers of kind {name!r} would compute each batch so often "
+            "again: use worker_type='ray' (or workers=RayWorkers(...)), or share='broadcast' with "
+            "peer_group"
+        )
+    return kind

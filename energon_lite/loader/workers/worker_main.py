@@ -12,7 +12,6 @@ import gc
 import multiprocessing
 import os
 import pickle
-import random
 import signal
 import socket
 import sys
@@ -25,14 +24,12 @@ from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
-import torch
-from torch.utils.data._utils import worker as torch_worker
 
 from energon_lite.core import batch_memory
 from energon_lite.loader.workers import channel
 from energon_lite.loader.workers.channel import Channel, Closed, Outlet
 from energon_lite.loader.workers.codec import WAYS, WorkerJob, packed_delivery
-from energon_lite.loader.workers.executor import GRACE_SEC, Pass, WorkerSettings, next_of
+from energon_lite.loader.workers.executor import GRACE_SEC, Pass, WorkerSettings, become, next_of
 from energon_lite.loader.workers.rank_feed import RankFeed
 from energon_lite.loader.workers.watchdog import describe_thread
 
@@ -136,11 +133,7 @@ class _Work:
         # A fork by a hook would write where this process writes, too.
         os.register_at_fork(after_in_child=partial(setattr, batch_memory, "new_block", np.empty))
         os.register_at_fork(after_in_child=self._outlet.keep_writes)
-        torch_worker._worker_info = info = self._settings.info
-        torch.set_num_threads(1)
-        random.seed(info.seed)
-        torch.manual_seed(info.seed)
-        np.random.seed(info.seed % 2**32)
+        become(self._settings.info)
 
     def _exit(self, *_: object) -> None:
         """Ends the process by an exception, once, so that `finally` blocks of hooks run."""

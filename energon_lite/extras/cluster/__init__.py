@@ -1,0 +1,1 @@
+"""Loading that runs on a Ray cluster: workers, shared batches, and work on many files."""

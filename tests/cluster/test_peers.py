@@ -1,0 +1,150 @@
+"""Ranks that have the same place get the same batches, each of which is computed once."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from energon_lite import (
+    DefaultTaskEncoder,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
+
+from ..helpers import Ranks, assert_same, train, validation
+from ..loader.workers import ORDER
+
+ray = pytest.importorskip("ray", reason="Ray is not installed; see `make cluster`")
+RayWorkers: Any = import_module("energon_lite.extras.cluster.ray_workers").RayWorkers
+
+pytestmark = pytest.mark.usefixtures("cluster")
+NUM_PEERS = 4
+
+
+def peers(
+    make: Any, num_peers: int = NUM_PEERS, states: Any = None, workers: Any = None, **config: Any
+) -> list[Any]:
+    """The loaders of all ranks of one place."""
+    found = []
+    for peer in range(num_peers):
+        place = WorkerConfig(
+            rank=0, world_size=1, num_workers=2, num_streams=4, peers=num_peers, peer=peer,
+            worker_type=workers or RayWorkers(resources={"other": 0.1}), **config,
+        )  # fmt: skip
+        loader = get_savable_loader(make(place), max_skip_rate=1, restart_workers=20)
+        if states is not None:
+            loader.restore_state_global(states)
+        found.append(loader)
+    return found
+
+
+def num_computed(loader: Any) -> int:
+    workers = loader._run._deliveries._workers
+    return sum(ray.get([worker._actor.num_computed.remote() for worker in workers]))
+
+
+def test_each_batch_is_computed_once(texts: Path) -> None:
+    expected = Ranks(train(texts, "skipping"), 1, num_streams=4).slots(60)
+    loaders = peers(train(texts, "skipping"))
+    iterators = [iter(loader) for loader in loaders]
+    for slot in range(60):
+        for iterator in iterators:
+            assert_same(next(iterator), expected[slot])
+    ahead = 2 * 32 * (loaders[0].prefetch_factor + 1)
+    assert 60 <= num_computed(loaders[0]) <= 60 + ahead
+    assert num_computed(loaders[-1]) == num_computed(loaders[0])
+
+
+def test_peers_at_random_speeds_that_are_killed_and_resumed(texts: Path) -> None:
+    rng, make = random.Random(3), train(texts, "expanding batches")
+    expected = Ranks(make, 1, num_streams=4).slots(90)
+    loaders = peers(make, 3)
+    iterators = [iter(loader) for loader in loaders]
+    places, num_killed = [0, 0, 0], 0
+    for _ in range(100):
+        peer = rng.randrange(3)
+        for _ in range(rng.randint(1, 3)):
+            if places[peer] < 90:
+                assert_same(next(iterators[peer]), expected[places[peer]])
+                places[peer] += 1
+        if rng.random() < 0.04:
+            workers = loaders[peer]._run._deliveries
+            worker = workers and rng.choice(workers._workers)
+            if worker:
+                try:
+                    os.kill(ray.get(worker._actor.place.remote())[1], signal.SIGKILL)
+                    num_killed += 1
+                except ray.exceptions.RayActorError:
+                    pass  # it was, and is not replaced yet
+    assert min(places) > 20
+    assert num_killed
+    states = [loaders[0].save_state_rank()]
+    resumed = [iter(loader) for loader in peers(make, 2, states)]
+    for slot in range(places[0], min(90, places[0] + 10)):
+        for iterator in resumed:
+            assert_same(next(iterator), expected[slot])
+
+
+def test_peer_that_resumes_further_back_gets_the_same_batches(texts: Path) -> None:
+    make = train(texts, "skipping")
+    expected = Ranks(make, 1, num_streams=4).slots(40)
+    first, second = peers(make, 2, workers=RayWorkers(max_bytes=20_000))
+    batches = iter(first)
+    early = None
+    for slot in range(30):
+        assert_same(next(batches), expected[slot])
+        if slot == 4:
+            early = first.save_state_rank()
+    second.restore_state_rank(early)
+    assert_same([next(iter(second)) for _ in range(25)], [expected[m] for m in range(5, 30)])
+    third = peers(make, 2)[1]
+    assert_same([next(iter(third)) for _ in range(5)], [expected[m] for m in range(5)])
+
+
+def test_passes_of_a_validation_begin_again(texts: Path) -> None:
+    make = validation(texts, "skipping")
+    expected = [*Ranks(make, 1, num_streams=4).iterators[0]]
+    loaders = peers(make, 2)
+    for stop in (None, 3, 1, None):
+        for loader in loaders:
+            found = [batch for batch, _ in zip(loader, expected[:stop], strict=False)]
+            assert_same(found, expected[:stop])
+
+
+class Large(DefaultTaskEncoder):
+    @stateless
+    def encode_batch(self, batch: Any) -> Any:
+        number = int(batch.__key__[0])
+        return {"tensor": torch.full((300_000,), number), "array": np.full(300_000, number)}
+
+
+def test_peers_cannot_change_what_others_see(texts: Path) -> None:
+    def make(config: WorkerConfig) -> Any:
+        settings: Any = {"batch_size": 2, "worker_config": config, "task_encoder": Large(), **ORDER}
+        return get_train_dataset(texts, **settings)
+
+    loaders = [iter(loader) for loader in peers(make, 3, workers=RayWorkers(2))]
+    for _ in range(4):
+        for batch in map(next, loaders):
+            number = int(batch["array"][0])
+            assert number >= 0
+            for name in ("tensor", "array"):
+                assert {*batch[name].tolist()} == {number}
+                batch[name][:] = -1
+
+
+def test_kinds_of_workers_that_would_compute_again_are_refused(texts: Path) -> None:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=2, peers=4, peer=1)
+    loader = get_savable_loader(train(texts)(config))
+    with pytest.raises(ValueError, match=r"peers=4 with workers of kind 'process'.*broadcast"):
+        next(iter(loader))

@@ -1,0 +1,256 @@
+"""Rows of buffered samples, which a worker process shares with the training loop."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from energon_lite import DefaultTaskEncoder, Packing, get_train_dataset, stateless
+from energon_lite.batching.collector import CollectorState
+from energon_lite.core import batch_memory
+from energon_lite.core.state import Snapshot
+from energon_lite.loader.workers.arena import Arena
+from energon_lite.loader.workers.channel import Channel, Inlet, Outlet
+from energon_lite.loader.workers.codec import packed_delivery
+from energon_lite.loader.workers.rank_feed import Delivery
+from energon_lite.stages.sample_buffer import SampleBuffer
+
+from ..conftest import examples
+from ..helpers import Ranks, assert_same, is_true_in_fork, number_of
+from .test_restarts import kill
+from .workers import counts_of
+
+NUM_TEXTS = 3000
+
+
+class Wire:
+    """Both ends of the way of deliveries, in one process."""
+
+    def __init__(self) -> None:
+        self.loop, self.worker = map(Channel, socket.socketpair())
+        self.inlet, self.outlet = Inlet(self.loop), Outlet(self.worker, 2)
+        self.outlet.is_wanted()
+        self.num_bytes = 0
+        send = self.worker.send
+
+        def counted(kind: int, number: int = 0, body: bytes = b"", files: Any = ()) -> None:
+            self.num_bytes += len(body)
+            send(kind, number, body, files)
+
+        self.worker.send = counted  # type: ignore[method-assign]
+
+    @property
+    def arena(self) -> Arena:
+        arena: Arena = self.outlet._arena
+        return arena
+
+    def send(self, snapshot: Snapshot) -> None:
+        assert self.outlet.is_wanted()
+        self.outlet.send(7, packed_delivery(Delivery("", 0, 0, snapshot, [], []), "here"))
+
+    def sent(self, snapshot: Snapshot) -> Snapshot:
+        self.send(snapshot)
+        found: Snapshot = self.inlet.take(7).snapshot
+        return found
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
+    found = Wire()
+    monkeypatch.setattr(batch_memory, "new_block", found.outlet.empty)
+    yield found
+    found.loop.sock.close()
+    found.worker.sock.close()
+
+
+class Places:
+    """Knows the places of all samples."""
+
+    def places(self, name: str, epochs: Any, indices: Any) -> Any:
+        return indices * 2
+
+
+KEYS: list[Any] = [
+    lambda n: ("a", 0, n * 7, n),
+    lambda n: ("b", n, n, 0),
+    lambda n: ("piece", n % 5, ("b", 0, n, n)),
+]
+
+
+def add(buffer: SampleBuffer, first: int, num: int, key_of: Any = KEYS[0]) -> None:
+    numbers = range(first, first + num)
+    units = [(n, n % 3, (n % 5,), key_of(n)) for n in numbers]
+    buffer.add(units, [*numbers])
+
+
+def snapshot_of(buffer: SampleBuffer, read: int = 0) -> Snapshot:
+    left = np.array([*buffer.keys], np.int64)
+    rows = partial(np.column_stack, (left, left % 11))
+    fields: Any = buffer.fields({"read": read}, CollectorState({}, rows))
+    return Snapshot("packed", fields)
+
+
+def at_once(snapshot: Snapshot) -> Any:
+    """What a snapshot is now, whatever comes after it."""
+    return pickle.loads(pickle.dumps(snapshot)).to_json()
+
+
+ACTS = ["keep", "drop", "other pass", "other arena"]
+
+
+@examples(20)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.integers(0, 900), st.floats(0, 1), st.booleans(), st.sampled_from(KEYS),
+            st.sampled_from(ACTS),
+        ),
+        max_size=12,
+    )
+)  # fmt: skip
+def test_snapshots_that_were_sent_stay_what_they_were(steps: list[Any]) -> None:
+    wire = Wire()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch_memory, "new_block", wire.outlet.empty)
+        buffer: Any = SampleBuffer(1, Places())  # type: ignore[arg-type]
+        num_added, kept = 0, []
+        for num, share, is_old_first, key_of, act in steps:
+            add(buffer, num_added, num, key_of)
+            num_added += num
+            old = sorted(buffer.keys, reverse=not is_old_first)
+            buffer.taken(old[: int(share * len(old))])
+            snapshot = snapshot_of(buffer, num_added)
+            expected = at_once(snapshot)
+            if act == "other pass":
+                wire.send(snapshot)
+                assert wire.inlet.take(8) is None
+            elif act == "drop":
+                del kept[::2]
+            else:
+                wire.inlet.arena.is_left |= act == "other arena"
+                kept.append((wire.sent(snapshot), expected))
+            del snapshot
+        for found, expected in kept:
+            again = pickle.loads(pickle.dumps(found))
+            assert type(again) is Snapshot
+            assert again.to_json() == found.to_json() == expected
+    wire.loop.sock.close()
+    wire.worker.sock.close()
+
+
+def test_places_that_are_found_later_are_not_in_a_snapshot(wire: Wire) -> None:
+    buffer, kept = SampleBuffer(1, Places()), []  # type: ignore[arg-type]
+    for first in range(0, 3000, 600):
+        add(buffer, first, 600)
+        snapshot = snapshot_of(buffer)
+        kept.append((wire.sent(snapshot), at_once(snapshot)))
+    for found, expected in kept:
+        assert found.to_json() == expected
+
+
+def test_memory_of_rows_is_used_again_when_both_sides_have_left_it(wire: Wire) -> None:
+    buffer, kept = SampleBuffer(1), []
+    for first in range(0, 20_000, 500):
+        add(buffer, first, 500)
+        buffer.taken([*buffer.keys][:-1000])
+        kept = [*kept[-2:], wire.sent(snapshot_of(buffer))]
+        assert wire.arena._space.used_bytes < 2_000_000
+    del buffer
+    assert len({*kept[-1].fields["rows"]}) == 1000
+    kept.clear()
+    for _ in range(2):  # the first one carries back what was left
+        wire.sent(Snapshot("end", {}))
+    wire.outlet.is_wanted()
+    wire.arena.put_back(())
+    assert wire.arena._space.used_bytes == 0
+
+
+def test_a_delivery_has_as_many_bytes_with_a_large_buffer_as_with_a_small_one(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Arena.write
+
+    def counted(arena: Arena, pieces: Any) -> int:
+        wire.num_bytes += sum(map(len, pieces))
+        return write(arena, pieces)
+
+    monkeypatch.setattr(Arena, "write", counted)
+    found = []
+    for size in (1000, 30_000):
+        buffer, most = SampleBuffer(1, Places()), 0  # type: ignore[arg-type]
+        for first in range(0, 3 * size, size // 10):
+            add(buffer, first, size // 10)
+            buffer.taken([*buffer.keys][:-size])
+            snapshot = buffer.fields({}, CollectorState({}))
+            wire.num_bytes = 0
+            sent = wire.sent(Snapshot("packed", snapshot))  # type: ignore[arg-type]
+            most = max(most, wire.num_bytes * (first > size))  # small ones are copied
+            assert len(sent.fields["keys"]) == min(size, first + size // 10)
+        found.append(most)
+    assert found[1] < found[0] + 50 < 1500
+
+
+def test_rows_move_into_another_arena_at_once(wire: Wire) -> None:
+    buffer = SampleBuffer(1)
+    add(buffer, 0, 2000)
+    first = wire.sent(snapshot_of(buffer))
+    before = wire.arena
+    wire.inlet.arena.is_left = True  # as by a fork of the training loop
+    sent = [wire.sent(snapshot_of(buffer)) for _ in range(3)]
+    assert wire.arena is not before
+    add(buffer, 2000, 10)
+    later = wire.sent(snapshot_of(buffer))
+    assert [len(own.fields["rows"]) for own in (first, *sent, later)] == [2000] * 4 + [2010]
+    assert len(wire.arena.shared) == 1
+
+
+class Packs(DefaultTaskEncoder):
+    """Packs of texts, for which some hundred are buffered."""
+
+    packing = Packing(capacity=40, buffer_size=700)
+
+    @stateless
+    def sample_length(self, sample: Any) -> int:
+        return 1 + number_of(sample) * 7 % 23
+
+    @stateless
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return [number_of(sample) for sample in samples]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
+def test_states_with_workers_are_those_without_also_when_one_was_replaced(
+    texts: Any, start_method: str
+) -> None:
+    def make(config: Any) -> Any:
+        return get_train_dataset(
+            texts, worker_config=config, batch_size=None, task_encoder=Packs(),
+            shuffle_buffer_size=300, max_samples_per_sequence=None,
+        )  # fmt: skip
+
+    expected = Ranks(make, 1, num_streams=3)
+    run = Ranks(make, 1, 2, num_streams=3, start_method=start_method, restart_workers=5)
+    states = []
+    for step in range(90):
+        assert_same(run.next(0), expected.next(0))
+        if step % 3 == 0:
+            assert_same(counts_of(run), counts_of(expected))
+        if step in (40, 70):
+            states.append(run.save())
+            kill(run, {step % 4 // 2})
+        if step == 50:
+            assert is_true_in_fork(lambda: counts_of(run) == counts_of(expected))
+    again = Ranks(make, 1, 2, start_method=start_method, states=states[-1])
+    behind = again.slots(30)
+    more = Ranks(make, 1, states=states[-1]).slots(30)
+    assert_same(behind, more)
+    assert_same(counts_of(again), counts_of(Ranks(make, 1, states=again.save())))

@@ -1,0 +1,209 @@
+"""What is fetched stays over runs, where it may; a full disk, and a run that does not fit."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path, PurePath
+from typing import Any
+
+import pytest
+
+from energon_lite import WorkerConfig, get_savable_loader
+from energon_lite.extras.remote import fetcher_client
+from energon_lite.extras.remote.remote_folder import RemoteFolder
+from energon_lite.extras.remote.staging import ahead_bytes, staged
+from energon_lite.storage.byte_file import ExpectedReads
+from tests.remote.server import Server
+from tests.remote.test_remote_datasets import LONG, making, texts_of
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(find_spec("obstore") is None, reason="obstore is not installed"),
+]
+MIB = 1 << 20
+
+
+def config_with(cache: Any) -> WorkerConfig:
+    return WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=2, cache=cache)
+
+
+def texts_with(cache: Any) -> list[list[str]]:
+    batches = iter(get_savable_loader(making(LONG)(config_with(cache))))
+    return [list(next(batches).text) for _ in range(60)]
+
+
+def end_of_fetchers(place: Path) -> None:
+    fetcher_client.forget()
+    end = time.monotonic() + 30
+    while list(place.rglob("socket")) and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+def data_requests(server: Server) -> int:
+    return sum(entry.path.endswith(".tar") and entry.method == "GET" for entry in server.log())
+
+
+def test_second_run_fetches_nothing(server: Server, texts: Path, place: Path) -> None:
+    cache = {"path": place / "of" / "all", "max_bytes": 50 * MIB}
+    expected = texts_of(texts / "long", 60)
+    assert texts_with(cache) == expected
+    end_of_fetchers(place)
+    num_requests = data_requests(server)
+    assert num_requests > 30
+    assert texts_with(cache) == expected
+    assert data_requests(server) == num_requests
+    end_of_fetchers(place)
+    num_copies = len(list(place.rglob("*.data")))
+    for shard in texts.glob("long/*.tar"):  # they have other ETags then
+        server.replace(f"bucket/long/{shard.name}", shard.read_bytes())
+    assert texts_with(cache) == expected
+    assert data_requests(server) > num_requests + 30
+    for suffix in ("data", "map", "json"):  # the copies of the old objects are gone
+        assert len(list(place.rglob(f"copies/*.{suffix}"))) == num_copies
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_what_node_groups_would_save_is_logged(
+    server: Server, place: Path, monkeypatch: Any, caplog: Any, groups: int
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    caplog.set_level(logging.INFO)
+    config = WorkerConfig(
+        rank=0, world_size=8, num_workers=0, num_streams=8, node_groups=groups,
+        cache={"path": place / "cache", "max_bytes": 1_200_000},
+    )  # fmt: skip
+    get_savable_loader(making(LONG)(config))
+    found = [own.getMessage() for own in caplog.records if "node_groups=4" in own.getMessage()]
+    assert len(found) == (groups == 1)
+    assert not found or "its cache holds 100 %; without it, 49 %" in found[0]
+
+
+def test_stats_have_what_was_fetched(server: Server) -> None:
+    loader = get_savable_loader(making(LONG)(config_with(None)))
+    batches = iter(loader)
+    for _ in range(60):
+        next(batches)
+    (found,) = loader.stats().fetched.values()
+    assert found["requests"] >= data_requests(server) > 30
+    assert found["bytes"] >= 60 * 40_000
+    assert found["waits"] > 0
+    assert loader.stats().scalars()["data/long/train/fetched_retries"] == 0
+
+
+@pytest.mark.parametrize(
+    ("cache", "match"),
+    [
+        ({"path": "/tmp/x"}, "must be {'path': folder, 'max_bytes': number}"),
+        ({"path": "/tmp/x", "max_bytes": 5}, "max_bytes=5 must be"),
+        ({"path": "/tmp/x", "max_bytes": "1GB"}, "max_bytes='1GB' must be"),
+        ("/tmp/x", "cache='/tmp/x' must be"),
+    ],
+)
+def test_settings_of_a_cache_are_checked(cache: Any, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        config_with(cache)
+
+
+def test_cache_on_another_machine_is_refused(server: Server, place: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(fetcher_client, "_file_system_of", lambda _: "nfs4")
+    with pytest.raises(OSError, match=r"is on nfs4: bytes of other machines.*set TMPDIR"):
+        texts_with({"path": place / "other", "max_bytes": 50 * MIB})
+
+
+def test_file_system_is_that_of_the_innermost_mount() -> None:
+    assert fetcher_client._file_system_of(Path("/proc/self/fd")) == "proc"
+    assert fetcher_client._file_system_of(Path("/proc2")) != "proc"
+
+
+def reads(**changes: Any) -> ExpectedReads:
+    settings = {
+        "name": PurePath("bucket/texts"), "num_samples": 10_000_000, "num_bytes": 15_000_000_000,
+        "share": 1.0, "num_streams": 16, "window": 10_000, "slice_length": 10_000, "interleave": 16,
+    }  # fmt: skip
+    return ExpectedReads(**{**settings, **changes})
+
+
+def test_bytes_that_are_needed_at_a_time() -> None:
+    assert staged(reads()).live_bytes == 16 * (2 * 10_000 * 1500 + 16 * MIB)
+    assert staged(reads(slice_length=100)).live_bytes == 16 * (20_000 * 1500 + 16 * 150_000)
+    assert staged(reads(num_bytes=15_000_000, num_samples=10_000)).live_bytes == 15_000_000
+    assert staged(reads(num_bytes=400_000_000_000)) == (0, 0, False)  # of 40 KB, one by one
+    assert staged(reads(slice_length=1)) == (0, 0, True)
+
+
+def test_run_that_does_not_fit_is_refused_with_the_arithmetic(
+    server: Server, monkeypatch: Any
+) -> None:
+    folder = RemoteFolder("s3")
+    assert folder.expect([reads()]) == [(10_000, 16 * MIB)]
+    monkeypatch.setenv("ENERGON_LITE_CACHE", "")
+    match = (
+        r"s3://bucket/texts: shuffle_buffer_size=100,000 x 16 streams, with samples of 1,500 bytes "
+        r"and 16 slices side by side, needs 4,834 MiB .* there are 4,096. Give .*cache=.*"
+        r"of at most 75,\d\d\d"
+    )
+    with pytest.raises(ValueError, match=match):
+        folder.expect([reads(window=100_000)])
+    assert folder.expect([reads(window=50_000)])[0][0] == 10_000
+
+
+def test_what_is_read_ahead_leaves_the_cache_to_the_next_epoch(
+    server: Server, texts: Path, place: Path
+) -> None:
+    """Of two epochs through a cache of a half, at most one and a half are fetched, and a little."""
+    total = sum(shard.stat().st_size for shard in texts.glob("long/*.tar"))
+    texts_with({"path": place / "cache", "max_bytes": total // 2})
+    fetched = sum(own.num_bytes for own in server.log() if own.path.endswith(".tar"))
+    assert 1.5 * total < fetched < 1.75 * total
+
+
+def test_bytes_that_are_read_ahead_are_a_part_of_all() -> None:
+    pictures = reads(num_bytes=400_000_000_000)  # of 40 KB
+    assert ahead_bytes([pictures]) == (16 * MIB, 16 * 24 * MIB)
+    assert ahead_bytes([pictures], 24 << 30) == (16 * MIB, 16 * 24 * MIB)
+    assert ahead_bytes([pictures], 24 * 16 * MIB) == (MIB // 4, 16 * MIB)
+    ranks = reads(num_bytes=400_000_000_000, num_ranks=2)
+    assert ahead_bytes([ranks], 24 * 32 * MIB) == (MIB // 4, 16 * MIB)
+    assert ahead_bytes([pictures], 16 * MIB) == (40_000, 16 * 4 * 40_000)
+    assert ahead_bytes([reads(num_bytes=30_000, num_samples=20)])[1] == 30_000
+
+
+@pytest.mark.parametrize("is_full", ["at once", "soon"])
+def test_full_disk_is_a_warning(
+    server: Server, texts: Path, place: Path, caplog: Any, is_full: str
+) -> None:
+    """The disk of this fetcher has room for no byte, or for some."""
+    script = f"""
+import errno, os, sys
+from pathlib import Path
+from energon_lite.extras.remote import copies, fetcher
+pwrite, room = os.pwrite, [{0 if is_full == "at once" else 700_000}]
+
+def full(descriptor, data, at):
+    if "shm" not in os.readlink(f"/proc/self/fd/{{descriptor}}"):
+        room[0] -= len(data)
+        if room[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+    return pwrite(descriptor, data, at)
+
+os.pwrite = full
+fetcher.main(Path(sys.argv[1]), {1 << 30}, False)
+"""
+    folder = fetcher_client.folder_of_fetcher()
+    with subprocess.Popen([sys.executable, "-c", script, str(folder)]) as process:
+        end = time.monotonic() + 30
+        while not list(place.rglob("socket")) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert texts_of(LONG, 60) == texts_of(texts / "long", 60)
+        assert process.poll() is None
+        opened = [file.readlink() for file in Path(f"/proc/{process.pid}/fd").iterdir()]
+        in_memory = {path.parent for path in opened if "/dev/shm/energon-lite" in str(path)}
+        assert in_memory
+        fetcher_client.forget()
+    warnings = [record for record in caplog.records if "is full" in record.getMessage()]
+    assert len(warnings) == 1
+    assert not any(folder.exists() for folder in in_memory)
