@@ -1,4 +1,4 @@
-"""Loading on a Ray cluster: `python -m benchmarks.cluster [ready sustained kills nodes peers]`.
+"""Loading on a Ray cluster: `python -m benchmarks.cluster [PART ...]`; --help lists the parts.
 
 The cluster is two nodes on this machine, and what is compared runs in the same call.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import resource
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,7 +32,7 @@ from energon_lite import (
 from tests.helpers import text_set
 
 STORE_BYTES = 1500 << 20
-PARTS = "ready", "sustained", "kills", "nodes", "peers"
+PARTS = "ready", "sustained", "kills", "nodes", "peers", "memory", "resumes"
 
 
 class Bytes(DefaultTaskEncoder):
@@ -144,34 +146,46 @@ def kills(folder: Path, workers: Any, number: int) -> None:
 
 
 def nodes(folder: Path, workers: Any, number: int, cluster: Any) -> None:
+    """Removes nodes, and adds them and actors with them, at random."""
     import ray
 
-    row("node that is removed", "identical", "Ray's own detection [s]", "median pause [s]")
     expected = iter(loader_of(folder, Bytes(1 << 10)))
-    pauses, seen, is_same = [], [], True
-    made = workers(2, spares=1, resources={"spot": 1})
-    lost = cluster.add_node(num_cpus=4, resources={"spot": 4})
+    rng, is_same, made = random.Random(1), True, workers(2, spares=1, resources={"spot": 1})
+    spots = [cluster.add_node(num_cpus=4, resources={"spot": 4}) for _ in range(2)]
+    pauses: dict[str, list[float]] = {"removed": [], "added": []}
+    seen = []
     with loader_of(folder, Bytes(1 << 10), made) as loader:
         batches = iter(loader)
         next(batches), next(expected)
         for _ in range(number):
-            kept = cluster.add_node(num_cpus=4, resources={"spot": 4})
+            kind = "added" if len(spots) < 2 else rng.choice(["added", "removed"])
+            kind = "removed" if len(spots) > 3 else kind
             since = time.perf_counter()
-            cluster.remove_node(lost, allow_graceful=False)
-            longest = 0.0
+            if kind == "removed":
+                cluster.remove_node(spots.pop(rng.randrange(len(spots))), allow_graceful=False)
+            else:
+                spots.append(cluster.add_node(num_cpus=4, resources={"spot": 4}))
+                since = time.perf_counter()
+                loader.use_workers(len(spots))
+            longest = time.perf_counter() - since
             for _ in range(400):
                 before = time.perf_counter()
                 own = next(batches)
                 longest = max(longest, time.perf_counter() - before)
                 is_same = is_same and own["keys"] == next(expected)["keys"]
-            while sum(node["Alive"] for node in ray.nodes()) > 3:
+            while sum(node["Alive"] for node in ray.nodes()) > 2 + len(spots):
                 time.sleep(0.05)
-            seen.append(time.perf_counter() - since)
-            pauses.append(longest)
-            lost = kept
-    cluster.remove_node(lost)
-    found = f"{statistics.median(seen):.2f}", f"{statistics.median(pauses):.2f}"
-    row(f"{number} times", is_same, *found)
+            if kind == "removed":
+                seen.append(time.perf_counter() - since)
+            pauses[kind].append(longest)
+            ray.get([actor.place.remote() for actor in made._pool.spare])
+    for spot in spots:
+        cluster.remove_node(spot)
+    row("node at random", "times", "identical", "median pause [s]", "most [s]")
+    for kind, found in pauses.items():
+        median = f"{statistics.median(found):.2f}", f"{max(found):.2f}"
+        row(kind, len(found), is_same, *median)
+    row("Ray lists it as lost after [s]", f"{statistics.median(seen):.1f}")
 
 
 def peers(folder: Path, workers: Any) -> None:
@@ -202,6 +216,87 @@ def peers(folder: Path, workers: Any) -> None:
             loader.shutdown()
 
 
+TRAINER = """
+import sys, os
+from pathlib import Path
+from benchmarks.cluster import Bytes, loader_of
+from energon_lite.extras.cluster.ray_workers import RayWorkers
+
+blend, kind, peer = sys.argv[1:]
+place = {"num_workers": 2}
+if kind == "ray":
+    import ray
+    ray.init(os.environ["RAY_ADDRESS"], log_to_driver=False)
+    place = {"peers": 4, "peer": int(peer), "worker_type": RayWorkers(spares=0), **place}
+batches = iter(loader_of(Path(blend), Bytes(1000), **place))
+for _ in range(50):
+    next(batches)
+pids = ["self"]
+if kind == "local":
+    import multiprocessing
+    pids += [child.pid for child in multiprocessing.active_children()]
+rows = [line for pid in pids for line in open(f"/proc/{pid}/smaps_rollup")]
+print(sum(int(line.split()[1]) for line in rows if line.startswith("Pss:")), flush=True)
+sys.stdin.readline()
+"""
+
+
+def memory(folder: Path, address: str) -> None:
+    """Memory of four trainers, and of what they start, over 1,000 sources."""
+    sources = [text_set(folder.parent / f"source{n}", 20) for n in range(1000)]
+    blend = folder.parent / "blend.yaml"
+    rows = "".join(f"        - {{path: {path}, weight: 1}}\n" for path in sources)
+    head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n"
+    blend.write_text(f"{head}    blend:\n{rows}")
+    row("four trainers, 1,000 sources", "memory of each (PSS) [MiB]")
+    for kind in ("no loader", "local", "ray"):
+        command = [sys.executable, "-c", TRAINER, str(blend), kind]
+        environment = {**os.environ, "RAY_ADDRESS": address}
+        if kind == "no loader":
+            command[2] = TRAINER.replace("next(batches)", "pass").replace(
+                "batches = iter(loader_of(Path(blend), Bytes(1000), **place))", ""
+            )
+        programs = [
+            subprocess.Popen(
+                [*command, str(peer)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                env=environment,
+            )
+            for peer in range(4)
+        ]  # fmt: skip
+        found = [int(program.stdout.readline()) >> 10 for program in programs if program.stdout]
+        row(kind, *found)
+        for program in programs:
+            program.communicate("\n")
+
+
+def resumes(folder: Path, workers: Any, number: int) -> None:
+    """Saves and resumes, of each second one on Ray, on random topologies."""
+    rng = random.Random(2)
+    expected, states = iter(loader_of(folder, Bytes(1 << 10), num_streams=12)), None
+    slots, num_same = {slot: next(expected)["keys"] for slot in range(80 * number)}, 0
+    first = 0
+    for trial in range(number):
+        world_size, loaders = rng.choice([1, 2, 3, 4, 5]), []
+        for rank in range(world_size):
+            place = {"rank": rank, "world_size": world_size, "num_streams": 12, "num_workers": 1}
+            made = workers(rng.randint(1, 2), {"CPU": 0.1}, spares=0) if trial % 2 else None
+            loaders.append(loader_of(folder, Bytes(1 << 10), made, **place))
+            if states is not None:
+                loaders[-1].restore_state_global(states)
+        iterators, is_same = [iter(loader) for loader in loaders], True
+        for _ in range(rng.randint(1, 80 // world_size)):
+            step = [next(iterator)["keys"] for iterator in iterators]
+            is_same = is_same and sorted(step) == sorted(
+                slots[first + rank] for rank in range(world_size)
+            )
+            first += world_size
+        states = [loader.save_state_rank() for loader in loaders]
+        for loader in loaders:
+            loader.shutdown()
+        num_same += is_same
+    row("saved local, resumed on Ray, and back", f"identical: {num_same} of {number}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("parts", nargs="*", default=PARTS, choices=[*PARTS, []])
@@ -225,8 +320,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         texts = text_set(Path(folder) / "texts", 2000)
         for part in settings.parts:
-            more = {"kills": [settings.number], "nodes": [settings.number, cluster]}.get(part, [])
-            globals()[part](texts, RayWorkers, *more)
+            number = settings.number
+            more = {"kills": [number], "nodes": [number, cluster], "resumes": [number]}
+            arguments = {"memory": [cluster.address]}.get(part, [RayWorkers, *more.get(part, [])])
+            globals()[part](texts, *arguments)
     ray.shutdown()
     cluster.shutdown()
 

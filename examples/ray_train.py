@@ -97,7 +97,7 @@ def run(num_ranks: int, root: Path, checkpoint: str) -> tuple[list[list[str]], s
 def main() -> None:
     """Trains on two ranks, then on one, then on three; compares with a run that never stopped."""
     if not ray.is_initialized():
-        ray.init(num_cpus=8, log_to_driver=False)
+        ray.init("local", num_cpus=8, log_to_driver=False)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         (root / "texts").mkdir()

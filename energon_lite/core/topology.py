@@ -206,6 +206,11 @@ class RankSlots(NamedTuple):
         """Whether several ranks run a stream."""
         return stream // self._ring.step >= self._ring.num_owned
 
+    def num_ranks_of(self, stream: int) -> int:
+        """Returns how many ranks run a stream."""
+        ring = self._ring
+        return sum(stream // ring.step in ring.streams_of(rank) for rank in range(ring.num_ranks))
+
     @property
     def cost(self) -> float:
         """The number of batches that this rank computes for each one that it emits."""

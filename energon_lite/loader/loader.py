@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from copy import copy
 from operator import index
 from os import PathLike
 from typing import Any, TypeVar
@@ -134,8 +134,7 @@ class SavableDataLoader(Described, DataLoader[T]):
         del gc_collect_every_n_steps, gc_freeze_at_start
         config = _worker_config_of(dataset, worker_config)
         if workers is not None:
-            place = {"num_workers": workers.num_workers, "start_method": None}
-            config = replace(config, worker_type=workers, **place)
+            config = _with_workers(config, workers)
         for name, value in options.items():
             _check_option(name, value)
         handler = (dataset.worker_config or config).global_error_handler
@@ -234,6 +233,28 @@ class SavableDataLoader(Described, DataLoader[T]):
     def shutdown(self) -> None:
         """Ends the worker processes; the position stays, and the next `iter` starts others."""
         self._run.stop_workers()
+
+    def use_workers(self, workers: Any) -> None:
+        """Computes what follows in other workers, as where nodes come or go; no batch changes.
+
+        Each rank may call it between any two batches. What was computed ahead is computed again.
+
+        Args:
+            workers: `RayWorkers`, or how many of the kind that there is.
+
+        Raises:
+            ValueError: There are none now, or would be none then.
+        """
+        config = copy(self.worker_config)
+        config.num_streams = self.num_streams  # which are those of the run
+        config = _with_workers(config, workers)
+        if min(config.num_workers, self.worker_config.num_workers) < 1:
+            raise ValueError(
+                f"use_workers({workers!r}) with num_workers={self.worker_config.num_workers} now: "
+                "to change from or to none, make a loader and restore the state in it"
+            )
+        self._run.use_workers(config)
+        self.worker_config = config
 
     def __enter__(self) -> Self:
         """Returns the loader; its worker processes end with the `with` block."""
@@ -413,6 +434,15 @@ class SavableDataLoader(Described, DataLoader[T]):
                 return self._run.dataset.restore_sample(key)
             finally:
                 context.cache_pool = before
+
+
+def _with_workers(config: WorkerConfig, workers: Any) -> WorkerConfig:
+    """Returns the config of a rank with other workers, or another number of them."""
+    config = copy(config)
+    if not isinstance(workers, int):
+        config.worker_type, config.start_method, workers = workers, None, workers.num_workers
+    config.num_workers = workers
+    return config
 
 
 def _torch_settings(config: WorkerConfig, settings: RunSettings) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class RankRun(Generic[T]):
         self._weights = weights_in(settings_of_all)
         self._set_position(LoaderPosition(PassStart(slots)))
         self.counter = Counter(dataset, self._weights)
-        self._config = config
+        self.worker_config = config
         self._settings = settings
         self._watchdog = watchdog
         self._ends = ends
@@ -93,7 +93,7 @@ class RankRun(Generic[T]):
 
     def _go_to(self, position: LoaderPosition) -> None:
         self.stop_workers()
-        announce(self.dataset, position.start.slots, self._config.node_groups)
+        announce(self.dataset, position.start.slots, self.worker_config.node_groups)
         self._set_position(position)
         self.seek = Seek(is_restored=True, is_fresh=False)
         self.counter = Counter(
@@ -148,7 +148,7 @@ class RankRun(Generic[T]):
 
     def _begin(self, seek: Seek) -> None:
         """Begins the next `iter`: the rest of the pass in training, a new pass in validation."""
-        self._config.nodes.check(self.position.start.slots.num_streams)
+        self.worker_config.nodes.check(self.position.start.slots.num_streams)
         self.seek = Seek(is_fresh=False, offset=seek.offset)
         if self._ahead and self._ahead[0] is None:
             self._advance(True)  # the last `for` was left with the last batch, known to be it
@@ -254,7 +254,7 @@ class RankRun(Generic[T]):
             FatalSampleError: It did.
         """
         counts = self.position.failed, self.position.drawn
-        is_whole = is_end and self._config.world_size == 1
+        is_whole = is_end and self.worker_config.world_size == 1
         if is_end and self._even is not None:
             counts, is_whole = self._even.end_pass(counts)
         if is_end or self._even is None:
@@ -331,7 +331,7 @@ class RankRun(Generic[T]):
         except WorkerDied as error:
             last = self.position.count - 1
             raise RuntimeError(
-                f"Worker {error} of rank {self._config.rank} died "
+                f"Worker {error} of rank {self.worker_config.rank} died "
                 f"{'before the first batch' if last < 0 else f'after batch {last}'} of the rank. "
                 "Nothing is lost: iterate the loader again to resume with the next batch, or "
                 "resume from a saved state. "
@@ -363,15 +363,26 @@ class RankRun(Generic[T]):
             self._deliveries.begin(self.position.start)
 
     def _start_deliveries(self) -> WorkerPool:
-        settings, config, position = self._settings, self._config, self.position
+        settings, config, position = self._settings, self.worker_config, self.position
         if self._snapshots or position.count != position.start.slots.first:
             # To where the run stood when workers were stopped.
             state = json.loads(json.dumps(self._state_at(self._mark)))
             self.position = resumed = self.resumed([state])
             resumed.peers = position.peers
         start = self.position.start
-        warn_of_shared_streams(start.slots)
-        return WorkerPool(self.dataset, config, settings, start)
+        pool = WorkerPool(self.dataset, config, settings, start)
+        if not pool.shares:
+            warn_of_shared_streams(start.slots)
+        return pool
+
+    def use_workers(self, config: WorkerConfig) -> None:
+        """Continues with other workers, between any two steps."""
+        self._whole(self._use_workers, config)
+
+    def _use_workers(self, config: WorkerConfig) -> None:
+        self.worker_config = config
+        if self._deliveries is not None:
+            self._deliveries.use(config)
 
     def stop_workers(self) -> None:
         """Ends the worker processes, if there are any; the position stays."""
@@ -388,7 +399,7 @@ class RankRun(Generic[T]):
         Raises:
             StateError: They do not fit each other or this pipeline.
         """
-        return resume(states, self.dataset, self._config, self.config, migrate)
+        return resume(states, self.dataset, self.worker_config, self.config, migrate)
 
     def state(self, *, as_text: bool = True) -> dict[str, Any]:
         """Returns where the rank stands, as plain JSON; asks no worker and waits for nothing.

@@ -48,6 +48,11 @@ def peers(
     return found
 
 
+def actors_of(loaders: list[Any]) -> set[str]:
+    workers = [worker for loader in loaders for worker in loader._run._deliveries._workers]
+    return {worker._actor._actor_id.hex() for worker in workers}
+
+
 def num_computed(loader: Any) -> int:
     workers = loader._run._deliveries._workers
     return sum(ray.get([worker._actor.num_computed.remote() for worker in workers]))
@@ -62,7 +67,7 @@ def test_each_batch_is_computed_once(texts: Path) -> None:
             assert_same(next(iterator), expected[slot])
     ahead = 2 * 32 * (loaders[0].prefetch_factor + 1)
     assert 60 <= num_computed(loaders[0]) <= 60 + ahead
-    assert num_computed(loaders[-1]) == num_computed(loaders[0])
+    assert actors_of(loaders[:1]) == actors_of(loaders[-1:]) == actors_of(loaders)
 
 
 def test_peers_at_random_speeds_that_are_killed_and_resumed(texts: Path) -> None:
@@ -148,3 +153,34 @@ def test_kinds_of_workers_that_would_compute_again_are_refused(texts: Path) -> N
     loader = get_savable_loader(train(texts)(config))
     with pytest.raises(ValueError, match=r"peers=4 with workers of kind 'process'.*broadcast"):
         next(iter(loader))
+
+
+def test_one_spare_takes_the_place_of_an_actor_for_all_peers(texts: Path) -> None:
+    make = train(texts, "skipping")
+    expected = Ranks(make, 1, num_streams=4).slots(4 * 90)
+    place = {"resources": {"other": 0.1}}
+    loaders = [peers(make, 3, workers=RayWorkers(2, **place))[peer] for peer in range(3)]
+    iterators = [iter(loader) for loader in loaders]
+
+    def take(first: int, number: int) -> None:
+        for slot in range(first, first + number):
+            for iterator in iterators:
+                assert_same(next(iterator), expected[slot])
+
+    take(0, 40)
+    for number in range(3):
+        before = actors_of(loaders)
+        assert len(before) == 2
+        names = [own["name"] for own in ray.util.list_named_actors(all_namespaces=True)]
+        group = loaders[0]._run._deliveries._workers[0]._shared_name.split("/")[0]
+        (spare,) = {f"{group}/spare/{number}"}.intersection(names)
+        replacement = ray.get_actor(spare, "energon_lite")
+        ray.get(replacement.place.remote())
+        worker = loaders[0]._run._deliveries._workers[number % 2]
+        os.kill(ray.get(worker._actor.place.remote())[1], signal.SIGKILL)
+        take(40 + 100 * number, 100)  # some were made before
+        assert actors_of(loaders) - before == {replacement._actor_id.hex()}
+        assert len(actors_of(loaders)) == 2
+    late = peers(make, 3, workers=RayWorkers(2, **place))[2]
+    assert_same([next(iter(late)) for _ in range(5)], [expected[slot] for slot in range(5)])
+    assert actors_of([late]) == actors_of(loaders)

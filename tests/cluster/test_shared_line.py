@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from energon_lite.extras.cluster.shared_line import SharedLine
 
 
-def line_of(sizes: list[int], num_consumers: int, max_bytes: int, computed: list[int]) -> Any:
+def line_of(sizes: list[int], max_bytes: int, computed: list[int]) -> Any:
     def objects() -> Iterator[tuple[list[int], int, Any]]:
         first = 0
         for number, size in enumerate(sizes):
             yield [*range(first, first + size)], size, number
             first += size
 
-    return SharedLine(0, objects(), num_consumers, max_bytes, computed.append)
+    return SharedLine(0, objects(), max_bytes, computed.append)
 
 
 @given(
@@ -30,35 +30,39 @@ def test_consumers_in_any_order_get_all_objects_or_know_that_they_lack_one(
     sizes: list[int], num_consumers: int, max_bytes: int, data: st.DataObject
 ) -> None:
     computed: list[int] = []
-    line = line_of(sizes, num_consumers, max_bytes, computed)
-    taken = dict.fromkeys(range(num_consumers), 0)
-    while taken:
-        consumer = data.draw(st.sampled_from([*taken]))
-        number = taken[consumer]
+    line = line_of(sizes, max_bytes, computed)
+    slots = dict.fromkeys(range(num_consumers), 0)
+    expected = dict.fromkeys(range(num_consumers), 0)
+    while slots:
+        consumer = data.draw(st.sampled_from([*slots]))
+        number = expected[consumer]
         try:
-            kept = line.take(str(consumer), number)
+            kept = line.object_with(slots[consumer])
         except LookupError:
             assert sum(sizes[number : len(computed)]) > max_bytes
-            del taken[consumer]
+            del slots[consumer]
             continue
         assert (kept is None) == (number == len(sizes))
         if kept is None:
-            del taken[consumer]
+            del slots[consumer]
             continue
         assert kept.value == number
-        taken[consumer] += 1
+        expected[consumer] += 1
+        slots[consumer] = kept.slots[-1] + 1
+        line.forget(min(slots.values()))
         assert line._num_bytes <= max(max_bytes, max(sizes))
     assert computed == sizes[: len(computed)]  # each once
 
 
-def test_what_all_have_taken_is_dropped_and_is_no_place_to_begin() -> None:
-    line = line_of([2, 2, 2], 2, 100, [])
+def test_what_all_have_passed_is_dropped_and_is_no_place_to_begin() -> None:
+    line = line_of([2, 2, 2], 100, [])
     assert line.has(0)
-    for consumer in "ab":
-        line.take(consumer, 0)
+    assert line.object_with(1).slots == [0, 1]
+    line.forget(2)
     assert not line.has(1)
     assert line.has(2)
-    assert line.place_of(3) == 1
     with pytest.raises(LookupError):
-        line.take("c", 0)
-    assert line.take("c", 1).slots == [2, 3]
+        line.object_with(0)
+    assert line.object_with(2).slots == [2, 3]
+    assert line.object_with(5).slots == [4, 5]
+    assert line.object_with(6) is None

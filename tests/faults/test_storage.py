@@ -183,18 +183,23 @@ def test_an_outage_may_end_while_it_is_probed(sound, storage, monkeypatch) -> No
 def test_an_outage_ends_worker_processes_with_the_same_error_and_exact_states(
     sound, storage
 ) -> None:
-    expected = keys_in(loader_of(sound, num_workers=1))
-    is_away = multiprocessing.Value("b", False)
+    num_calls, num_sound = multiprocessing.Value("i", 0), multiprocessing.Value("i", 1 << 30)
 
-    storage.fail("ENOTCONN", sound, is_away=lambda: is_away.value)
-    loader = loader_of(sound, num_workers=1)
-    iterator = iter(loader)
-    found = keys_in([next(iterator) for _ in range(5)])
-    is_away.value = True
+    def is_away() -> bool:
+        num_calls.value += 1
+        return num_calls.value > num_sound.value
+
+    storage.fail("ENOTCONN", sound, is_away=is_away)
+    batches = iter(loader_of(sound))
+    first, number = keys_in([next(batches) for _ in range(5)]), num_calls.value + 1
+    expected = first + keys_in(batches)
+    num_calls.value, num_sound.value = 0, number
+    loader, found = loader_of(sound, num_workers=1), []
     with pytest.raises(FatalSampleError, match="no file of the dataset can be read any more"):
-        found.extend(batch.__key__[0] for batch in iterator)
+        found.extend(batch.__key__[0] for batch in loader)
+    assert 0 < len(found) < len(expected)
     assert loader.num_skipped == {}
-    is_away.value = False
+    num_sound.value = 1 << 30
     assert found + keys_in(loader) == expected
 
 

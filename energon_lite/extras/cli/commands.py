@@ -414,6 +414,10 @@ def plan(
     ),
     nodes: int = Option(1, min=1, help="Machines of the run, for --cache-bytes."),
     node_groups: int = Option(1, min=1, help="As WorkerConfig(node_groups=...)."),
+    workers: Path | None = Option(
+        None, help="Costs: output of bench --json, stats of a run, or a saved state."
+    ),
+    step_sec: float = Option(1.0, min=0, help="Seconds of a training step, for --workers."),
     trust: bool | None = options.TRUST,
     as_json: bool = options.AS_JSON,
     progress: bool | None = options.PROGRESS,
@@ -424,12 +428,12 @@ def plan(
         if capacity is not None:
             make = late("batching.rules.Packing")
             packing = make(capacity, lengths=lengths, overlong=overlong)
+        costs = workers and late("extras.report.run_report.measured_costs")(workers)
         report = late("extras.inspect.forecast.plan")(
             path, steps=steps, split_part=split_part, batch_size=batch_size, repeat=repeat,
             world_size=world_size, num_streams=num_streams, trust=trust, packing=packing,
             shuffle_buffer_size=shuffle_buffer_size, cache_bytes=cache_bytes, nodes=nodes,
-            node_groups=node_groups,
-            progress=bar,
+            node_groups=node_groups, costs=costs, step_sec=step_sec, progress=bar,
         )  # fmt: skip
     print_report(report, "plan_text", as_json)
 

@@ -9,6 +9,7 @@ from energon_lite.extras.cluster.ray_library import NodeAffinitySchedulingStrate
 from energon_lite.extras.cluster.ray_workers import RayWorkers
 from energon_lite.extras.cluster.sent_values import packed_settings
 from energon_lite.extras.cluster.shared_actor import SharedStreamActor
+from energon_lite.extras.cluster.shared_actors import SharedActors
 from energon_lite.extras.cluster.stream_actor import StreamActor
 from energon_lite.loader.workers.executor import WorkerSettings
 
@@ -25,11 +26,13 @@ class ActorPool:
     Attributes:
         settings: as above.
         spare: actors that have all imported, and no streams.
+        shared: those that other ranks find, too.
     """
 
     def __init__(self, settings: RayWorkers) -> None:
         self.settings = settings
         self.spare: list[Any] = []
+        self.shared = SharedActors()
         self._num_in_use = 0
         self._sent: tuple[Any, Any, Any] = None, None, None
 
@@ -43,24 +46,30 @@ class ActorPool:
             self.spare.append(self._started(content))
         return actor, content
 
-    def take_shared(self, worker: WorkerSettings, name: str, num_ranks: int) -> tuple[Any, Any]:
-        """Returns the actor that ranks share by its name, and the settings."""
+    def take_shared(
+        self, worker: WorkerSettings, group: str, name: str, num_ranks: int
+    ) -> tuple[Any, Any]:
+        """Returns the actor that ranks share by its name, and the settings; see `SharedActors`."""
         connect()
-        content = self._content(worker)
-        num_threads = _NUM_THREADS + num_ranks * (worker.run.prefetch_factor + 1)
-        options = {"name": name, "namespace": "energon_lite", "get_if_exists": True}
+        content, info = self._content(worker), worker.info
         kind: Any = ray.remote(SharedStreamActor)
-        actor = kind.options(**self._options, max_concurrency=num_threads, **options).remote(
-            content, num_ranks, self.settings.max_bytes // worker.info.num_workers
-        )
+        max_bytes = self.settings.max_bytes // info.num_workers
+
+        def made(**options: Any) -> Any:
+            num_threads = _NUM_THREADS + num_ranks * (worker.run.prefetch_factor + 1)
+            options = {**self._options, "max_concurrency": num_threads, **options}
+            return kind.options(**options).remote(content, max_bytes)
+
         self._num_in_use += 1
-        return actor, content
+        is_last = info.id == info.num_workers - 1
+        return self.shared.take(group, name, made, self.settings.spares, is_last=is_last), content
 
     def give_up(self, *, is_replaced: bool) -> None:
         """Counts a worker that ended; with the last one, the spares end."""
         self._num_in_use -= 1
         if not (self._num_in_use or is_replaced):
             self.spare, self._sent = [], (None, None, None)  # Ray ends what nothing refers to
+            self.shared = SharedActors()
 
     def _content(self, worker: WorkerSettings) -> Any:
         """Returns a reference to the settings, which are sent once."""

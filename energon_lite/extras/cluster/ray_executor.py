@@ -56,7 +56,7 @@ class RayExecutor(Executor):
         self._is_started = False
         self._order = 0
         self._objects: Any = None
-        self._pulled = deque[tuple[Any, int]]()  # with how many deliveries of it are not due
+        self._pulled = deque[tuple[Any, list[int] | None]]()  # with the numbers of what is due
         self._received = deque[Sent]()
         self._largest = 1
         self._has_died = False
@@ -66,7 +66,7 @@ class RayExecutor(Executor):
         if self._actor is None:
             self._actor, self._content = self._taken(job)
             self._place = self._actor.place.remote()
-        self._order += 1
+        self._order = time.monotonic_ns()  # later than those of all other executors of the actor
         self._pulled.clear()
         self._received.clear()
         info = self.settings.info
@@ -103,17 +103,20 @@ class RayExecutor(Executor):
 
     def _receive(self, for_sec: float) -> bool:
         """Fetches the next object, and lets those after it come; returns whether there was one."""
-        self._pull()
         if not self._pulled:
-            if not self._is_made(for_sec):
-                return False
             self._pull()
-        if not self._pulled or not ray.wait([self._pulled[0][0]], timeout=for_sec)[0]:
+        if not self._pulled and self._is_made(for_sec):
+            self._pull()
+        if not self._pulled:
             return False
-        reference, num_before = self._pulled.popleft()
-        group = ray.get(reference)
+        reference, due = self._pulled[0]
+        try:
+            group = ray.get(reference, timeout=for_sec)
+        except GetTimeoutError:
+            return False
+        self._pulled.popleft()
         self._largest = max(self._largest, size_of(group))
-        self._received.extend(group[num_before:])
+        self._received.extend(group if due is None else [group[number] for number in due])
         self._pull()
         return bool(self._received)
 
@@ -134,7 +137,7 @@ class RayExecutor(Executor):
         """Adds references of objects that are made, up to a number of them."""
         while len(self._pulled) < most and self._is_made(0):
             try:
-                self._pulled.append((next(self._objects), 0))
+                self._pulled.append((next(self._objects), None))
             except StopIteration:
                 return
 
@@ -182,6 +185,7 @@ class RayExecutor(Executor):
             raise self._failure(error) from None
         self.name = f"ray {self.settings.info.id} (process {process} on {host})"
         self._is_started = True
+        del self._actors.spare[self._actors.settings.spares :]  # ended by Ray, as all have started
 
     def look(self, wait: Wait) -> None:
         """Reports what the actor does, where a limit is due.
@@ -217,7 +221,7 @@ class RayExecutor(Executor):
         self._objects = None
         self._pulled.clear()
         if self._actor is not None and ray.is_initialized():
-            self._ending = self._actor.stop.remote()
+            self._ending = self._actor.stop.remote(time.monotonic_ns())
 
     def end(self, for_sec: float) -> None:
         """Ends the actor, at the latest after some seconds."""
@@ -225,9 +229,12 @@ class RayExecutor(Executor):
         if actor is None:
             return
         if ray.is_initialized():
-            ray.wait([self._ending], timeout=for_sec)
-            ray.kill(actor)
-        self._actors.give_up(is_replaced=self._has_died)
+            has_ended = ray.wait([self._ending], timeout=for_sec)[0]
+            if has_ended and self.is_replaced and not self._has_died:
+                self._actors.spare.append(actor)
+            else:
+                ray.kill(actor)
+        self._actors.give_up(is_replaced=self.is_replaced)
 
 
 def _first_line(error: BaseException) -> str:

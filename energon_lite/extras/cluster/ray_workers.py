@@ -34,7 +34,7 @@ class RayWorkers:
         `get_savable_loader(dataset, workers=RayWorkers(8, resources={"CPU": 2}))`
     """
 
-    shares = True  # among ranks of one place
+    shares = True  # among ranks of one place, or stream
     num_workers: int = 0
     resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
     max_bytes: int = 1 << 30

@@ -1,4 +1,4 @@
-"""A worker whose deliveries are computed once for all ranks that have the same place."""
+"""A worker whose deliveries are computed once for all ranks of the same place, or stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from energon_lite.core.topology import WorkerConfig
 from energon_lite.extras.cluster.actor_pool import ActorPool
 from energon_lite.extras.cluster.ray_executor import RayExecutor
 from energon_lite.extras.cluster.ray_library import RayError, ray
-from energon_lite.extras.cluster.sent_values import Info
+from energon_lite.extras.cluster.sent_values import Info, is_of_several, own_streams
 from energon_lite.loader.workers.executor import Pass, WorkerDied, WorkerSettings
 
 # How long one that has died may be found by its name.
@@ -25,7 +25,7 @@ _RUN = "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"
 
 
 class SharedRayExecutor(RayExecutor):
-    """One worker: an actor with a name, which peers share.
+    """One worker: an actor with a name, which several ranks share.
 
     Args:
         actors: those of the rank.
@@ -40,19 +40,41 @@ class SharedRayExecutor(RayExecutor):
         self._num_asked = 0
 
     def _taken(self, job: Pass) -> tuple[Any, Any]:
-        info, config = self.settings.info, self.config
+        info, slots = self.settings.info, job.start.slots
+        group, place = f"rank {slots.rank}", f"{info.id} of {info.num_workers}"
+        if is_of_several(job):
+            (stream,) = own_streams(job)
+            group, place = "streams", f"{stream}"
         dataset: Any = info.dataset
-        slots = job.start.slots
-        place = [slots.rank, slots.world_size, slots.num_streams, info.id, info.num_workers]
-        run = [os.environ.get(name, "") for name in _RUN]
-        name = digest({"run": run, "place": place, "config": dataset.config()})
-        return self._actors.take_shared(self.settings, name, config.peers)
+        run = [os.environ.get(name, "") for name in _RUN], slots.world_size, slots.num_streams
+        group = digest({"run": run, "group": group, "config": dataset.config()})
+        name = self._shared_name = f"{group}/{place}"
+        return self._actors.take_shared(self.settings, group, name, self.config.peers)
 
     def _begin(self, order: int, info: Info, job: Pass) -> None:
         self._job = job
         self._asked.clear()
         self._num_asked = 0
-        self._actor.begin.remote(self._consumer, order, info, job)
+        self._actor.begin.remote(self.config.peers, self._consumer, order, info, job)
+
+    def _ask(self, most: int) -> None:
+        while len(self._asked) + len(self._pulled) < most:
+            asked = self._actor.take.remote(self._consumer, self._order, self._num_asked)
+            self._asked.append(asked)
+            self._num_asked += 1
+        while self._is_made(0):
+            share = ray.get(self._asked.popleft())
+            if share is None:
+                most = self._actors.settings.max_bytes
+                raise WorkerDied(
+                    f"{self.name} (its peers are further ahead than max_bytes={most:,} of batches: "
+                    "what this rank lacks is computed again; raise max_bytes of RayWorkers)"
+                )
+            due, found = share
+            self._pulled.extend((reference, due) for reference in found)
+
+    def _is_made(self, for_sec: float) -> bool:
+        return bool(self._asked and ray.wait([self._asked[0]], timeout=for_sec)[0])
 
     def _wait_for_start(self, report_sec: float) -> None:
         """Waits for the actor; its name may lead to one that has just died."""
@@ -63,28 +85,10 @@ class SharedRayExecutor(RayExecutor):
             except WorkerDied as error:
                 if not error.may_restart or time.monotonic() > deadline:
                     raise
-                ray.kill(self._actor)  # whose name is free then
+                self._actors.shared.lose(self._shared_name, self._actor)
                 time.sleep(_PAUSE_SEC)
                 self._actor = None
                 self.start(self._job)
-
-    def _ask(self, most: int) -> None:
-        while len(self._asked) + len(self._pulled) < most:
-            asked = self._actor.take.remote(self._consumer, self._order, self._num_asked)
-            self._asked.append(asked)
-            self._num_asked += 1
-        while self._asked and ray.wait([self._asked[0]], timeout=0)[0]:
-            num_before, found = ray.get(self._asked.popleft())
-            if num_before < 0:
-                most = self._actors.settings.max_bytes
-                raise WorkerDied(
-                    f"{self.name} (its peers are further ahead than max_bytes={most:,} of batches: "
-                    "what this rank lacks is computed again; raise max_bytes of RayWorkers)"
-                )
-            self._pulled.extend((reference, num_before) for reference in found)
-
-    def _is_made(self, for_sec: float) -> bool:
-        return bool(self._asked and ray.wait([self._asked[0]], timeout=for_sec)[0])
 
     @staticmethod
     def _own(part: Any) -> Any:
@@ -107,7 +111,7 @@ class SharedRayExecutor(RayExecutor):
             deadline = time.monotonic() + for_sec
             try:
                 if self._has_died:
-                    ray.kill(actor)
+                    self._actors.shared.lose(self._shared_name, actor)
                 while not self._has_died and ray.get(
                     actor.leave.remote(self._consumer), timeout=max(0.01, for_sec)
                 ):
@@ -116,4 +120,4 @@ class SharedRayExecutor(RayExecutor):
                     time.sleep(_PAUSE_SEC)
             except RayError:
                 pass  # it has ended
-        self._actors.give_up(is_replaced=self._has_died)
+        self._actors.give_up(is_replaced=self.is_replaced)

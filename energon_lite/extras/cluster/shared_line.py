@@ -1,4 +1,4 @@
-"""Deliveries that are computed once for several consumers, and kept until all have taken them."""
+"""Deliveries that are computed once for several consumers, and kept until all have passed them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ class Kept(NamedTuple):
         slots: of the deliveries, ascending.
         num_bytes: size of the object.
         value: the object, or what stands for it.
-        taken_by: the consumers that have had it.
     """
 
     slots: list[int]
     num_bytes: int
     value: Any
-    taken_by: set[str]
 
 
 class SharedLine:
@@ -33,75 +31,74 @@ class SharedLine:
     Args:
         first_slot: where the line begins.
         objects: computes the objects: slots, bytes and the value of each.
-        num_consumers: how many take each object.
         max_bytes: of the objects that are kept.
         on_computed: called with the number of deliveries of each object that was computed.
+
+    Attributes:
+        next_slot: all slots below it are computed.
     """
 
     def __init__(
         self,
         first_slot: int,
         objects: Iterator[tuple[list[int], int, Any]],
-        num_consumers: int,
         max_bytes: int,
         on_computed: Callable[[int], None],
     ) -> None:
-        self._first_slot = first_slot  # of what is kept, or is computed next
-        self._objects, self._is_over = objects, False
-        self._num_consumers, self._max_bytes = num_consumers, max_bytes
+        self._first_slot = self.next_slot = first_slot  # the first is of what is kept
+        self._objects = objects
+        self._max_bytes = max_bytes
         self._on_computed = on_computed
-        self._kept: deque[Kept] = deque()
-        self._num_bytes = self._num_gone = 0
-        self._lock = threading.RLock()
+        self._kept = deque[Kept]()
+        self._num_bytes = 0
+        self._lock, self._computes = threading.Lock(), threading.Lock()
 
     def has(self, slot: int) -> bool:
         """Whether a consumer may begin with a slot: it is kept, or not computed yet."""
-        with self._lock:
-            return slot >= self._first_slot and not (self._is_over and not self._kept)
+        return slot >= self._first_slot
 
-    def place_of(self, slot: int) -> int:
-        """Returns the number of the object in which a slot is, or will be."""
-        with self._lock:
-            passed = sum(kept.slots[-1] < slot for kept in self._kept)
-            return self._num_gone + passed
+    def object_with(self, slot: int) -> Kept | None:
+        """Returns the object with the first delivery from a slot on; computes what it needs.
 
-    def take(self, consumer: str, number: int) -> Kept | None:
-        """Returns an object, which is computed if it is the next one; None after the last.
-
-        Args:
-            consumer: who takes it.
-            number: of the object.
+        Returns:
+            None if there is no such delivery.
 
         Raises:
             LookupError: It is not kept any more.
         """
-        with self._lock:
-            while number >= self._num_gone + len(self._kept):
-                if not self._compute():
+        while (kept := self._kept_with(slot)) is None:
+            with self._computes:
+                if self._kept_with(slot) is None and not self._compute():
                     return None
-            if number < self._num_gone:
-                raise LookupError(number)
-            kept = self._kept[number - self._num_gone]
-            kept.taken_by.add(consumer)
-            while self._kept and len(self._kept[0].taken_by) >= self._num_consumers:
-                self._drop()
-            return kept
+        return kept
+
+    def _kept_with(self, slot: int) -> Kept | None:
+        with self._lock:
+            if not self.has(slot):
+                raise LookupError(slot)
+            return next((kept for kept in self._kept if kept.slots[-1] >= slot), None)
 
     def _compute(self) -> bool:
         found = next(self._objects, None)
         if found is None:
-            self._is_over = True
             return False
-        slots, num_bytes, value = found
-        self._on_computed(len(slots))
-        while self._kept and self._num_bytes + num_bytes > self._max_bytes:
-            self._drop()
-        self._kept.append(Kept(slots, num_bytes, value, set()))
-        self._num_bytes += num_bytes
+        kept = Kept(*found)
+        self._on_computed(len(kept.slots))
+        with self._lock:
+            while self._kept and self._num_bytes + kept.num_bytes > self._max_bytes:
+                self._drop()
+            self._kept.append(kept)
+            self._num_bytes += kept.num_bytes
+            self.next_slot = kept.slots[-1] + 1
         return True
+
+    def forget(self, slot: int) -> None:
+        """Drops the objects all of whose deliveries lie before a slot."""
+        with self._lock:
+            while self._kept and self._kept[0].slots[-1] < slot:
+                self._drop()
 
     def _drop(self) -> None:
         gone = self._kept.popleft()
-        self._num_gone += 1
         self._num_bytes -= gone.num_bytes
         self._first_slot = gone.slots[-1] + 1

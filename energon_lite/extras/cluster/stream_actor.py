@@ -15,22 +15,23 @@ from torch.utils.data._utils.worker import WorkerInfo
 from energon_lite.core.topology import current
 from energon_lite.extras.cluster.ray_library import ray
 from energon_lite.extras.cluster.sent_values import Info, Sent, made_settings, size_of
-from energon_lite.loader.workers.codec import packed_delivery
+from energon_lite.loader.workers.codec import WorkerError, packed_delivery
 from energon_lite.loader.workers.executor import Pass, RunSettings, WorkerSettings, become, next_of
-from energon_lite.loader.workers.rank_feed import RankFeed
+from energon_lite.loader.workers.rank_feed import Delivery, RankFeed
 from energon_lite.loader.workers.watchdog import describe_thread
 
 # Batches that were made within so long travel as one object, up to a number and bytes: each object
 # costs about as much as a small batch.
-_GROUP_SEC, _MOST_IN_GROUP, _BYTES_OF_GROUP = 0.004, 32, 512 << 10
-_END = 1 << 62
+_GROUP_SEC, MOST_IN_GROUP, _BYTES_OF_GROUP = 0.004, 32, 512 << 10
+# The slot of an error, which comes after all that was computed.
+AFTER_ALL = 1 << 62
 
 
 class Group(NamedTuple):
     """Deliveries that travel as one object.
 
     Attributes:
-        slots: of each; that of an error is above all others.
+        slots: of each; AFTER_ALL for an error.
         sent: each of them.
     """
 
@@ -88,7 +89,9 @@ class StreamActor:
         become(known)
         return WorkerSettings(known, run).feed(job)
 
-    def _groups(self, feed: RankFeed, info: Info, is_wanted: Callable[[], bool]) -> Iterator[Group]:
+    def _groups(
+        self, feed: RankFeed, info: Info, is_wanted: Callable[[], bool], most: int = MOST_IN_GROUP
+    ) -> Iterator[Group]:
         """Computes the deliveries of a pass, as long as they are wanted."""
         where = f"in Ray worker {info[0]} on {socket.gethostname()}"
         group, since, is_over = Group([], []), perf_counter(), False
@@ -104,11 +107,9 @@ class StreamActor:
                     return
             is_over = delivery is None
             if delivery is not None:
-                body, buffers = packed_delivery(delivery, where)
-                parts = [np.frombuffer(part, np.uint8) for part in buffers]
-                group.sent.append((b"".join(body), parts))
-                group.slots.append(getattr(delivery, "slot", _END))
-            is_full = size_of(group.sent) >= _BYTES_OF_GROUP or len(group.sent) >= _MOST_IN_GROUP
+                group.sent.append(sent_of(delivery, where))
+                group.slots.append(getattr(delivery, "slot", AFTER_ALL))
+            is_full = size_of(group.sent) >= _BYTES_OF_GROUP or len(group.sent) >= most
             if group.sent and (is_over or is_full or perf_counter() > since + _GROUP_SEC):
                 yield group
                 group, since = Group([], []), perf_counter()
@@ -122,9 +123,15 @@ class StreamActor:
         if self._feed is not None:
             self._feed.stop()
 
-    def stop(self) -> None:
-        """Ends what is computed, and returns when it has ended."""
-        self._order = _END
+    def stop(self, order: int) -> None:
+        """Ends what was ordered before, and returns when it has ended."""
+        self._order = order
         self.stop_feed()
         with self._lock:
             self._feed = None
+
+
+def sent_of(delivery: Delivery | WorkerError, where: str) -> Sent:
+    """Returns a delivery as it travels."""
+    body, buffers = packed_delivery(delivery, where)
+    return b"".join(body), [np.frombuffer(part, np.uint8) for part in buffers]

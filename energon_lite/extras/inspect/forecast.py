@@ -114,6 +114,25 @@ class PackPlan:
 
 
 @dataclasses.dataclass(frozen=True)
+class WorkerPlan:
+    """The workers that a run needs, by the measured costs of samples.
+
+    Attributes:
+        step_sec: how long a training step takes that waits for nothing.
+        batch_sec: seconds of one worker for a rank's batch, on average.
+        needed: how many workers of a rank are busy all the time.
+        most_needed: the same in the interval that needs the most.
+        cores: those of all ranks together, in that interval.
+    """
+
+    step_sec: float
+    batch_sec: float
+    needed: float
+    most_needed: float
+    cores: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """All that a run will read.
 
@@ -136,6 +155,7 @@ class Plan:
         samples: samples of all sources; None where only target shares are known.
         read_bytes: bytes read for all sources.
         cache: what one machine fetches from an object store, if the plan has a cache.
+        workers: how many workers it needs, if the plan has costs.
     """
 
     path: str
@@ -155,6 +175,7 @@ class Plan:
     samples: int | None
     read_bytes: int | None
     cache: CachePlan | None = None
+    workers: WorkerPlan | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the plan as JSON-serialisable values."""
@@ -226,6 +247,8 @@ def plan(
     packing: Packing | None = None,
     cache_bytes: int | None = None,
     nodes: int = 1,
+    costs: Mapping[str, float] | None = None,
+    step_sec: float = 1.0,
     progress: Progress = None,
     **kwargs: Any,
 ) -> Plan:
@@ -237,15 +260,16 @@ def plan(
         batch_size: samples of a micro-batch.
         split_part: which part of the folder, or split of the metadataset.
         world_size: data-parallel ranks.
-        num_streams: of the run, by default `world_size`; counts depend on it by a few samples.
+        num_streams: by default `world_size`; counts depend on it by a few samples.
         repeat: as in `get_train_dataset`.
         trust: likewise.
         packing: how samples are packed, with a length index; `batch_size` then counts packs.
         cache_bytes: of the cache of each machine, if the data lie in an object store.
         nodes: machines of the run, with as many ranks each.
+        costs: seconds of a worker for a sample of each source; see `measured_costs`.
+        step_sec: how long a step takes that waits for nothing; with `costs`.
         progress: called with the step, and how many items are drawn, of how many.
-        kwargs: the further keyword arguments of `get_train_dataset` that decide the order, and
-            those of `WorkerConfig`, as `seed_offset`; counts depend on these by a few samples.
+        kwargs: others of `get_train_dataset` and `WorkerConfig` that decide the order.
 
     Raises:
         ValueError: An argument, or a file of the dataset, is wrong.
@@ -255,30 +279,27 @@ def plan(
     num_streams = world_size if num_streams is None else num_streams
     run = RunShape(steps, batch_size, world_size, num_streams)
     _check_size("a step", run.step_items)
-    opener = run_opener(path, split_part, run, trust=trust, **kwargs)
-    dataset = build_training(opener, repeat)
+    dataset = build_training(run_opener(path, split_part, run, trust=trust, **kwargs), repeat)
     packs = None if packing is None else _planned(dataset, packing, batch_size)
     forecast = _forecast(dataset, packs, run, progress)
     sources = tuple(_source_plans(dataset, forecast))
     return Plan(
-        path=path_text(path), split_part=split_part,
         unit="tokens" if forecast.by_tokens else "samples",
         steps_requested=steps, steps=forecast.steps, drawn_steps=forecast.drawn_steps,
         more_batches=forecast.more_batches, batch_size=batch_size, world_size=world_size,
-        num_streams=num_streams, sources=sources,
-        intervals=tuple(_intervals(sources, forecast)),
+        num_streams=num_streams, sources=sources, intervals=tuple(_intervals(sources, forecast)),
         warnings=tuple(_warnings(sources, forecast, run, dataset.endless)),
-        packing=forecast.packing,
-        samples=_sum_of([source.samples for source in sources]),
-        read_bytes=_sum_of([source.read_bytes for source in sources]),
+        packing=forecast.packing, path=path_text(path), split_part=split_part,
+        samples=_sum_of("samples", sources), read_bytes=_sum_of("read_bytes", sources),
         cache=_cache_plan(dataset, sources, run, cache_bytes, nodes, kwargs.get("node_groups", 1)),
+        workers=None if costs is None else _worker_plan(sources, forecast, run, costs, step_sec),
     )  # fmt: skip
 
 
-def _sum_of(values: Sequence[int | None]) -> int | None:
+def _sum_of(name: str, sources: Sequence[SourcePlan]) -> int | None:
     """Adds up what is known of all sources; None where it is not known."""
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    values = [getattr(source, name) for source in sources]
+    return None if None in values else sum(values)
 
 
 def _cache_plan(
@@ -298,6 +319,33 @@ def _cache_plan(
     return cache_plan(
         reads, drawn, steps=run.steps, cache_bytes=cache_bytes, nodes=nodes, node_groups=groups
     )
+
+
+def _worker_plan(
+    sources: Sequence[SourcePlan],
+    forecast: _Forecast,
+    run: RunShape,
+    costs: Mapping[str, float],
+    step_sec: float,
+) -> WorkerPlan:
+    if missing := sorted({source.name for source in sources} - {*costs}):
+        raise ValueError(
+            f"no cost of a sample is known of the sources {', '.join(missing)}; measured were: "
+            f"{', '.join(sorted(costs)) or 'none'}. Measure all of them in one run"
+        )
+    if not step_sec > 0:
+        raise ValueError(f"step_sec={step_sec} must be above 0")
+    if forecast.samples is None:
+        raise ValueError(
+            "of a blend by tokens without an index of lengths, the samples of a batch, and so the "
+            "workers, are not known; name a stored index with `lengths` in the blend"
+        )
+    costs_N = np.array([costs[source.name] for source in sources])
+    steps_K = np.diff(interval_edges(forecast.steps))
+    sec_K = forecast.samples @ costs_N / run.world_size
+    batch_sec = float(sec_K.sum() / max(1, forecast.steps))
+    most = float(np.max(sec_K / steps_K, initial=0.0)) / step_sec
+    return WorkerPlan(step_sec, batch_sec, batch_sec / step_sec, most, most * run.world_size)
 
 
 class _Forecast(NamedTuple):

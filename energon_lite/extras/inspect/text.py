@@ -13,7 +13,7 @@ from energon_lite.formats.nvmeta import DEFAULT_DATASET, META
 
 if TYPE_CHECKING:
     from energon_lite.extras.inspect.cache_plan import CachePlan
-    from energon_lite.extras.inspect.forecast import BalanceReport, Plan
+    from energon_lite.extras.inspect.forecast import BalanceReport, Plan, WorkerPlan
     from energon_lite.extras.inspect.lint import LintReport
     from energon_lite.extras.lengths.length_index import LengthReport
     from energon_lite.extras.prepare.prepare_media import MediaReport
@@ -226,6 +226,8 @@ def plan_text(plan: Plan) -> Iterator[str]:
     yield from _table(_source_rows(plan))
     if plan.cache is not None:
         yield from _cache_lines(plan.cache)
+    if plan.workers is not None:
+        yield _worker_line(plan.workers, plan.world_size)
     if len(plan.sources) > 1 and len(plan.intervals) > 1:
         kind = "actual" if plan.drawn_steps else "target"
         yield f"{kind} shares of {plan.unit} over time:"
@@ -264,6 +266,15 @@ def _cache_lines(cache: CachePlan) -> Iterator[str]:
         f"it fetches {size_text(cache.fetched_bytes)} in {cache.requests:,} requests, {each} "
         f"in {cache.requests_per_step:,.1f} a step; those of a later epoch of all sources cost "
         f"${cache.epoch_cost:,.2f} (at $0.40 a million)"
+    )
+
+
+def _worker_line(workers: WorkerPlan, world_size: int) -> str:
+    return (
+        f"a batch takes {workers.batch_sec:.3g} s of a worker: with steps of {workers.step_sec:g} "
+        f"s, {workers.needed:.2f} workers of a rank are busy, and {workers.most_needed:.2f} in the "
+        f"part of the run that needs the most: {workers.cores:.1f} cores for "
+        f"{counted(world_size, 'rank')}"
     )
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from energon_lite.core.errors import StateError
+from energon_lite.core.errors import DatasetFormatError, StateError
 from energon_lite.core.state import JSON
 from energon_lite.core.stream_context import SkipRecord
 from energon_lite.extras.inspect.checkpoints import checkpoint_info, states_at
@@ -25,6 +27,7 @@ from energon_lite.extras.report.stats_file import (
 )
 from energon_lite.extras.view.stage_tree import saved_stages
 from energon_lite.loader.resume import counts_in
+from energon_lite.storage import files
 
 _MAX_INTERVALS = 24  # of a report; lines between them are skipped
 _MAX_SKIPS = 100  # that a report lists
@@ -123,6 +126,32 @@ def run_report(source: str | PathLike[str] | Sequence[str | PathLike[str]]) -> R
     except (KeyError, TypeError, AttributeError) as error:
         raise StateError(f"{title}: the counts of the state are corrupt ({error!r})") from error
     return made_report(f"state {title}", [record], warnings=warnings)
+
+
+def measured_costs(file: str | PathLike[str]) -> dict[str, float]:
+    """Returns the seconds of reading and of hooks for a sample that was drawn, by source.
+
+    Args:
+        file: the output of `energon-lite bench --json`, or what `run_report` takes.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DatasetFormatError: It has no times.
+    """
+    found: Any = None
+    if Path(file).suffix == ".json":
+        with suppress(ValueError):  # run_report has the words for it
+            found = json.loads(files.read_file(Path(file)))
+    is_report = isinstance(found, dict) and "headline" in found
+    rows: Mapping[str, Any] = found["sources"] if is_report else run_report(file).sources
+    times = {
+        name: (row["read_sec"] + row["encode_sec"]) / row["draws"]
+        for name, row in rows.items()
+        if row["draws"]
+    }
+    if not any(times.values()):
+        raise DatasetFormatError(f"{file} has no times of samples. {_APART}; give its --json")
+    return times
 
 
 def made_report(

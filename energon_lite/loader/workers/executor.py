@@ -199,7 +199,10 @@ class Executor(ABC):
 
     Attributes:
         name: names the worker in messages.
+        is_replaced: whether, when it ends, another one takes its place.
     """
+
+    is_replaced = False
 
     def __init__(self, settings: WorkerSettings, config: WorkerConfig) -> None:
         self.settings = settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import multiprocessing.util
 import os
@@ -19,7 +20,7 @@ from torch.utils.data._utils.worker import WorkerInfo
 from energon_lite.core.cache_pool import CachePool
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.seeds import key_of
-from energon_lite.core.topology import WorkerConfig
+from energon_lite.core.topology import RankSlots, WorkerConfig
 from energon_lite.loader.workers.codec import WorkerError
 from energon_lite.loader.workers.deferred_signals import DeferredSignals
 from energon_lite.loader.workers.executor import (
@@ -51,8 +52,9 @@ def _end_dropped(workers: list[Executor], cache_pool: CachePool | None) -> None:
 class WorkerPool(Iterator[Delivery]):
     """Collects the deliveries of a rank from its workers, in the order of slots.
 
-    The j-th stream of the rank belongs to worker j mod W. The workers live over all passes. Without
-    workers there is one that computes here.
+    The j-th stream of the rank belongs to worker j mod W. Where workers can be shared, each stream
+    that other ranks run, too, has another one. The workers live over all passes. Without workers
+    there is one that computes here.
 
     Args:
         dataset: the pipeline.
@@ -70,11 +72,8 @@ class WorkerPool(Iterator[Delivery]):
     ) -> None:
         self.pid = os.getpid()
         self._dataset = dataset
-        self._config = config
         self._settings = settings
-        self._kind = executor_kind(config)
-        # A worker without a stream would have nothing to compute.
-        self._num_workers = max(1, min(config.most_workers, len(start.slots.streams())))
+        self._set_config(config)
         self._workers: list[Executor] = []
         self._finalizer = multiprocessing.util.Finalize(
             self, _end_dropped, (self._workers, settings.cache_pool), exitpriority=100
@@ -85,8 +84,29 @@ class WorkerPool(Iterator[Delivery]):
         may_pin = config.num_workers > 0 and torch.cuda.is_available()
         self._pinned = PinnedAhead() if may_pin else None
         self._go_to(start)
-        for worker in range(self._num_workers):
+        for worker in range(len(self._dealt)):
             self._start_worker(worker)
+
+    def _set_config(self, config: WorkerConfig) -> None:
+        self._config, self._kind = config, executor_kind(config)
+        self.shares = getattr(self._kind, "shares", False)
+
+    def use(self, config: WorkerConfig) -> None:
+        """Deals the streams to other workers, from where they stand.
+
+        Args:
+            config: what the workers are, of the same rank.
+        """
+        kind = self._kind
+        self._set_config(config)
+        self._deal(self._start.slots)
+        for worker in self._workers:
+            worker.is_replaced = kind is self._kind
+        end_workers(self._workers)
+        with DeferredSignals():
+            self._workers.clear()
+            for number in range(len(self._dealt)):
+                self._start_worker(number)
 
     def begin(self, start: PassStart) -> None:
         """Begins another pass; what was computed of the one before is dropped."""
@@ -99,42 +119,49 @@ class WorkerPool(Iterator[Delivery]):
         if self._pinned is not None:
             self._pinned.drop()
         self._start = start
-        self._streams = start.slots.streams()
+        self._deal(start.slots)
         self._received = dict(start.streams)  # ahead of what was yielded
         self._ended: set[int] = set()
         self._slots = due_slots(start, self._ended)
         self._slot = next(self._slots, None)
 
+    def _deal(self, slots: RankSlots) -> None:
+        streams = slots.streams()
+        shared = [stream for stream in sorted(streams) if self.shares and slots.is_shared(stream)]
+        own = [stream for stream in streams if stream not in shared]
+        # A worker without a stream would have nothing to compute.
+        number = min(max(1, self._config.most_workers), len(own))
+        self._dealt = [*(own[i::number] for i in range(number)), *([stream] for stream in shared)]
+        self._worker_of = {
+            stream: number for number, dealt in enumerate(self._dealt) for stream in dealt
+        }
+
     def _pass_of(self, worker: int) -> Pass:
         """Returns what a worker has to compute from here on."""
-        start, own = self._start, self._own(worker)
+        start, own = self._start, self._dealt[worker]
         slots = start.slots
         if self._slot is not None:
             slots = slots._replace(first=slots.turn_of(self._slot))
         places = {stream: place for stream, place in self._received.items() if stream in own}
-        others = frozenset(self._streams).difference(own) | self._ended
+        others = frozenset(self._worker_of).difference(own) | self._ended
         return Pass(self._number, PassStart(slots, start.pass_index, places), others)
-
-    def _own(self, worker: int) -> list[int]:
-        return self._streams[worker :: self._num_workers]
 
     def _start_worker(self, number: int) -> None:
         """Starts a worker, or another one in its place."""
-        config = self._config
+        config, slots = copy.copy(self._config), self._start.slots
+        if self.shares:
+            config.peers *= slots.num_ranks_of(self._dealt[number][0])
         seed = key_of("workers", config.seed_offset, config.rank, number) & (2**63 - 1)
-        info = WorkerInfo(
-            id=number, num_workers=self._num_workers, seed=seed, dataset=self._dataset
-        )
+        info = WorkerInfo(id=number, num_workers=len(self._dealt), seed=seed, dataset=self._dataset)
         worker = self._kind(WorkerSettings(info, self._settings), config)
         self._workers[number : number + 1] = [worker]  # known before an interrupt may come
         worker.start(self._pass_of(number))
 
     def _is_ready(self) -> bool:
-        return self._slot is not None and self._workers[self._worker_of(self._slot)].is_ready()
+        return self._slot is not None and self._workers[self._worker_at(self._slot)].is_ready()
 
-    def _worker_of(self, slot: int) -> int:
-        stream = slot % self._start.slots.num_streams
-        return self._streams.index(stream) % self._num_workers
+    def _worker_at(self, slot: int) -> int:
+        return self._worker_of[slot % self._start.slots.num_streams]
 
     def __next__(self) -> Delivery:
         """Returns the next delivery.
@@ -152,7 +179,7 @@ class WorkerPool(Iterator[Delivery]):
         slot = self._slot
         if slot is None:
             raise StopIteration
-        delivery: Any = self._received_from(self._worker_of(slot))
+        delivery: Any = self._received_from(self._worker_at(slot))
         self._limits = self._settings.limits
         if isinstance(delivery, WorkerError):
             delivery.reraise()
@@ -170,6 +197,7 @@ class WorkerPool(Iterator[Delivery]):
             try:
                 return self._workers[worker].receive(self._number, self._limits)
             except WorkerDied as error:
+                self._workers[worker].is_replaced = True
                 end_workers([self._workers[worker]])
                 self._replace(worker, error)
 
@@ -197,7 +225,7 @@ class WorkerPool(Iterator[Delivery]):
             "(restart_workers=%d).%s",
             str(death),  # a record that is kept would keep the pool, by the frames of the error
             self._config.rank,
-            self._own(worker),
+            self._dealt[worker],
             allowed - len(deaths),
             RESTART_WINDOW_SEC / 60,
             allowed,
