@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 import torch
 
-from energon_lite import DefaultTaskEncoder, stateless
+from energon_lite import DefaultTaskEncoder, get_train_dataset, stateless
 
-from ..helpers import Ranks, assert_same, blend_with_itself, validation
+from ..helpers import Ranks, assert_same, blend_with_itself, train, validation
 from ..loader import test_kinds_of_workers as kinds
 from ..loader.workers import loader_of
 
@@ -30,6 +30,7 @@ ray_library = import_module("energon_lite.extras.cluster.ray_library")
 RayWorkers: Any = import_module("energon_lite.extras.cluster.ray_workers").RayWorkers
 pytestmark = pytest.mark.usefixtures("cluster")
 NODES = "head", "other"
+CLUSTER = "energon_lite.extras.cluster"
 
 
 def workers_of(run: Ranks, rank: int = 0) -> list[Any]:
@@ -339,3 +340,57 @@ def test_fork_of_the_program_is_refused(texts: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(ray_library, "_connected_in", os.getpid() + 1)
     with pytest.raises(RuntimeError, match="forked from one that is connected to Ray"):
         next(iter(loader_of(texts, DefaultTaskEncoder(), workers=RayWorkers(1))))
+
+
+def test_other_versions_on_a_node_are_an_error_that_names_both(
+    texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{CLUSTER}.sent_values._versions", lambda: ("0.0.1", "3.9"))
+    run = Ranks(train(texts), 1, workers=RayWorkers(1, {"CPU": 0.1}))
+    words = r"has energon_lite 0\.0\.1 and Python 3\.9, this node energon_lite .*install the same"
+    with pytest.raises(RuntimeError, match=words):
+        run.slots(1)
+
+
+class OnOneNode(DefaultTaskEncoder):
+    """Needs a package that only the program has."""
+
+    def __reduce__(self) -> Any:
+        return import_module, ("package_of_the_program",)
+
+
+def test_package_that_a_node_lacks_is_named(texts: Path) -> None:
+    def make(config: Any) -> Any:
+        return get_train_dataset(
+            texts, batch_size=2, worker_config=config, task_encoder=OnOneNode()
+        )
+
+    run = Ranks(make, 1, workers=RayWorkers(1, {"CPU": 0.1}))
+    with pytest.raises(RuntimeError, match="No module named 'package_of_the_program'"):
+        run.slots(1)
+
+
+@pytest.mark.parametrize("name", ["OutOfDiskError", "ObjectStoreFullError"])
+def test_object_store_that_is_full_is_an_error_with_a_remedy(
+    texts: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    whole = Ranks(train(texts), 1, num_streams=1).slots(300)
+    run = Ranks(train(texts), 1, workers=RayWorkers(1, {"CPU": 0.1}))
+    found: dict[int, Any] = {}
+
+    def take(number: int) -> None:
+        for _ in range(number):
+            found.update(run.slots(1))
+
+    take(1)
+
+    def get(*_: Any, **__: Any) -> Any:
+        raise getattr(ray.exceptions, name)("no room for 25 MB")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ray, "get", get)
+        with pytest.raises(RuntimeError, match=r"object store of a node is full.*max_bytes"):
+            take(200)
+    run.iterators = [iter(run.loaders[0])]
+    take(5)
+    assert_same(found, {slot: whole[slot] for slot in range(len(found))})

@@ -13,13 +13,16 @@ from energon_lite.extras.cluster.shared_line import SharedLine
 
 
 def line_of(sizes: list[int], max_bytes: int, computed: list[int]) -> Any:
+    """A line of objects of so many deliveries, with as many bytes; counts what it computes."""
+
     def objects() -> Iterator[tuple[list[int], int, Any]]:
         first = 0
         for number, size in enumerate(sizes):
+            computed.append(size)
             yield [*range(first, first + size)], size, number
             first += size
 
-    return SharedLine(0, objects(), max_bytes, computed.append)
+    return SharedLine(0, objects(), max_bytes)
 
 
 @given(
@@ -66,3 +69,17 @@ def test_what_all_have_passed_is_dropped_and_is_no_place_to_begin() -> None:
     assert line.object_with(2).slots == [2, 3]
     assert line.object_with(5).slots == [4, 5]
     assert line.object_with(6) is None
+
+
+def test_what_was_released_takes_no_bytes_and_is_no_place_to_begin() -> None:
+    line = line_of([1] * 9, 3, [])
+    for slot in (1, 2, 0):
+        line.release(line.object_with(slot))
+    assert [line.has(slot) for slot in range(4)] == [False, False, False, True]
+    assert line._num_bytes == 0
+    assert line.object_with(5).slots == [5]
+    assert line.has(3)
+    assert line.object_with(6).slots == [6]
+    assert not line.has(3)
+    with pytest.raises(LookupError):
+        line.object_with(3)

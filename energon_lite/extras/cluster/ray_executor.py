@@ -103,11 +103,7 @@ class RayExecutor(Executor):
 
     def _receive(self, for_sec: float) -> bool:
         """Fetches the next object, and lets those after it come; returns whether there was one."""
-        if not self._pulled:
-            self._pull()
-        if not self._pulled and self._is_made(for_sec):
-            self._pull()
-        if not self._pulled:
+        if not (self._pulled or self._pull() or (self._is_made(for_sec) and self._pull())):
             return False
         reference, due = self._pulled[0]
         try:
@@ -120,13 +116,14 @@ class RayExecutor(Executor):
         self._pull()
         return bool(self._received)
 
-    def _pull(self) -> None:
-        """Asks for objects that are made, so that they are here when their turn comes."""
+    def _pull(self) -> bool:
+        """Asks for objects that are made, so that they are here in time; whether there are some."""
         num_before = len(self._pulled)
         self._ask(self._most_pulled)
         if len(self._pulled) > num_before:
             here = [reference for reference, _ in self._pulled]
             ray.wait(here, num_returns=len(here), timeout=0, fetch_local=True)
+        return bool(self._pulled)
 
     @property
     def _most_pulled(self) -> int:
@@ -207,7 +204,7 @@ class RayExecutor(Executor):
 
     def _failure(self, error: RayError) -> Exception:
         self._has_died = True
-        text = str(error)
+        text = f"{type(error).__name__}: {error}"
         if "OutOfDisk" in text or "ObjectStoreFull" in text:
             return RuntimeError(
                 f"Worker {self.name} failed: {_STORE_IS_FULL}. {_first_line(error)}"

@@ -11,7 +11,7 @@ from typing import Any
 from energon_lite.core.topology import RankSlots
 from energon_lite.extras.cluster.ray_library import ray
 from energon_lite.extras.cluster.sent_values import Info, is_of_several, own_streams, size_of
-from energon_lite.extras.cluster.shared_line import Kept, SharedLine
+from energon_lite.extras.cluster.shared_line import SharedLine
 from energon_lite.extras.cluster.stream_actor import AFTER_ALL, MOST_IN_GROUP, StreamActor, sent_of
 from energon_lite.loader.workers.executor import Pass
 from energon_lite.loader.workers.rank_feed import Delivery, Mark, PassStart, StreamStart, due_slots
@@ -24,19 +24,16 @@ _ORDER_SEC = 60.0
 
 @dataclass(eq=False)
 class _Place:
-    """The place of a consumer: its order, pass and streams, and its next slot there."""
+    """The place of a consumer: its order, pass and streams, and the next slot due to it."""
 
     order: int
     job: Pass
     key: Any
     slot: int
+    shared: list[int]  # the stream, where other ranks have others of its batches
+    is_alone: bool  # with each object
     shares: Any = None
     num_taken: int = 0
-
-    def is_due(self, slot: int) -> bool:
-        """Whether a delivery is the consumer's to give; an error is that of all."""
-        slots = self.job.start.slots
-        return slot >= self.slot and (slot == AFTER_ALL or slots.rank_of(slot) == slots.rank)
 
 
 class SharedStreamActor(StreamActor):
@@ -78,10 +75,12 @@ class SharedStreamActor(StreamActor):
             info: number of the worker, how many there are, and the seed of global generators.
             job: the pass.
         """
-        slot = next(due_slots(job.start, set(job.others)), 0)
+        slots, slot = job.start.slots, next(due_slots(job.start, set(job.others)), 0)
         # By where it begins, a worker may compute other streams.
         key = job.start.pass_index, frozenset(own_streams(job))
-        place = _Place(order, job, key, slot)
+        shared = own_streams(job) if is_of_several(job) else []
+        is_alone = any(num_consumers == slots.num_ranks_of(stream) for stream in shared)
+        place = _Place(order, job, key, slot, shared, is_alone)
         place.shares = self._shares(place)
         with self._table:
             if consumer in self._places and self._places[consumer].order >= order:
@@ -124,24 +123,22 @@ class SharedStreamActor(StreamActor):
                 self._table.notify_all()
 
     def _shares(self, place: _Place) -> Iterator[Share | None]:
-        was_due = not is_of_several(place.job)
         while True:
             try:
-                kept = self._line_of(place).object_with(place.slot)
+                line = self._line_of(place)
+                kept = line.object_with(place.slot)
             except LookupError:
                 yield None
                 return
             if kept is None:
                 break
-            due = [number for number, slot in enumerate(kept.slots) if place.is_due(slot)]
-            was_due = kept.slots[-1] in [kept.slots[number] for number in due]
-            self._pass_by(place, kept)
-            if due:
-                yield due, [kept.value]
-        if not was_due:  # the slot in which the stream ended is another rank's
-            (stream,) = own_streams(place.job)
-            slot = place.job.start.slots.next_slot(stream, place.slot)
-            end = Delivery(Mark.END, slot, stream, None, [], [])
+            due = [number for number, slot in enumerate(kept.slots) if slot >= place.slot]
+            yield due, [kept.value]
+            if place.is_alone:
+                line.release(kept)
+            self._pass_by(place, kept.slots[-1] + 1)
+        for stream in place.shared:  # the slot in which it ended is another rank's
+            end = Delivery(Mark.END, place.slot, stream, None, [], [])
             yield [0], [ray.put([sent_of(end, "")])]
 
     def _new_line(self, info: Info, job: Pass, slot: int) -> SharedLine:
@@ -154,12 +151,10 @@ class SharedStreamActor(StreamActor):
 
         def objects() -> Iterator[tuple[list[int], int, Any]]:
             for group in self._groups(feed, info, lambda: not self._order, most):
+                self._num_computed += len(group.sent)
                 yield group.slots, size_of(group.sent), ray.put(group.sent)
 
-        return SharedLine(slot, objects(), self._max_bytes, self._count)
-
-    def _count(self, number: int) -> None:
-        self._num_computed += number
+        return SharedLine(slot, objects(), self._max_bytes)
 
     def _line_of(self, place: _Place) -> SharedLine:
         """Returns, of the lines that a consumer may take from, the one that is furthest ahead.
@@ -174,9 +169,11 @@ class SharedStreamActor(StreamActor):
             raise LookupError(place.slot)
         return max(lines, key=lambda line: line.next_slot)
 
-    def _pass_by(self, place: _Place, kept: Kept) -> None:
-        """Drops what all consumers have passed."""
-        place.slot = kept.slots[-1] + 1
+    def _pass_by(self, place: _Place, slot: int) -> None:
+        """Drops what all consumers have passed, as one does what is before a slot."""
+        place.slot = slot
+        for stream in place.shared if slot <= AFTER_ALL else ():
+            place.slot = place.job.start.slots.next_slot(stream, slot)
         with self._table:
             same = [other.slot for other in self._places.values() if other.key == place.key]
             if len(same) >= self._num_consumers:  # more, where some ended without a word

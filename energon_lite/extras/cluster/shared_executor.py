@@ -68,7 +68,8 @@ class SharedRayExecutor(RayExecutor):
                 most = self._actors.settings.max_bytes
                 raise WorkerDied(
                     f"{self.name} (its peers are further ahead than max_bytes={most:,} of batches: "
-                    "what this rank lacks is computed again; raise max_bytes of RayWorkers)"
+                    "what this rank lacks is computed again; raise max_bytes of RayWorkers)",
+                    counts=False,
                 )
             due, found = share
             self._pulled.extend((reference, due) for reference in found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 
@@ -32,7 +32,6 @@ class SharedLine:
         first_slot: where the line begins.
         objects: computes the objects: slots, bytes and the value of each.
         max_bytes: of the objects that are kept.
-        on_computed: called with the number of deliveries of each object that was computed.
 
     Attributes:
         next_slot: all slots below it are computed.
@@ -43,19 +42,19 @@ class SharedLine:
         first_slot: int,
         objects: Iterator[tuple[list[int], int, Any]],
         max_bytes: int,
-        on_computed: Callable[[int], None],
     ) -> None:
         self._first_slot = self.next_slot = first_slot  # the first is of what is kept
         self._objects = objects
         self._max_bytes = max_bytes
-        self._on_computed = on_computed
         self._kept = deque[Kept]()
         self._num_bytes = 0
-        self._lock, self._computes = threading.Lock(), threading.Lock()
+        self._lock, self._computes = threading.RLock(), threading.Lock()
 
     def has(self, slot: int) -> bool:
         """Whether a consumer may begin with a slot: it is kept, or not computed yet."""
-        return slot >= self._first_slot
+        with self._lock:
+            is_released = any(kept.value is None and slot in kept.slots for kept in self._kept)
+            return slot >= self._first_slot and not is_released
 
     def object_with(self, slot: int) -> Kept | None:
         """Returns the object with the first delivery from a slot on; computes what it needs.
@@ -83,7 +82,6 @@ class SharedLine:
         if found is None:
             return False
         kept = Kept(*found)
-        self._on_computed(len(kept.slots))
         with self._lock:
             while self._kept and self._num_bytes + kept.num_bytes > self._max_bytes:
                 self._drop()
@@ -91,6 +89,13 @@ class SharedLine:
             self._num_bytes += kept.num_bytes
             self.next_slot = kept.slots[-1] + 1
         return True
+
+    def release(self, kept: Kept) -> None:
+        """Drops an object that no other consumer needs."""
+        with self._lock:
+            if kept in self._kept:
+                self._kept[self._kept.index(kept)] = Kept(kept.slots, 0, None)
+                self._num_bytes -= kept.num_bytes
 
     def forget(self, slot: int) -> None:
         """Drops the objects all of whose deliveries lie before a slot."""

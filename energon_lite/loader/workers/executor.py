@@ -138,12 +138,16 @@ class WorkerDied(Exception):
         name: which, and how it ended.
         report: what it did, as far as that is known.
         may_restart: whether another one may do better.
+        counts: whether it is one of the `restart_workers` that may be replaced.
     """
 
-    def __init__(self, name: str, report: str = "", may_restart: bool = True) -> None:
+    def __init__(
+        self, name: str, report: str = "", may_restart: bool = True, counts: bool = True
+    ) -> None:
         super().__init__(name)
         self.report = report
         self.may_restart = may_restart
+        self.counts = counts
 
 
 class Wait:

@@ -210,7 +210,7 @@ class WorkerPool(Iterator[Delivery]):
         allowed, deaths, now = self._settings.restart_workers, self._deaths, time.monotonic()
         while deaths and deaths[0] < now - RESTART_WINDOW_SEC:
             deaths.popleft()
-        if not death.may_restart or len(deaths) >= allowed:
+        if not death.may_restart or (death.counts and len(deaths) >= allowed):
             why = ""
             if death.may_restart:
                 why = (
@@ -218,7 +218,7 @@ class WorkerPool(Iterator[Delivery]):
                 )
             death.report = f"{why}{_HOW_TO_SEE} {death.report}"
             raise death
-        deaths.append(now)
+        deaths.extend([now] * death.counts)
         logger.warning(
             "Worker %s of rank %d died. Another one computes its streams %s from where "
             "they stood; no batch changes. %d more may die within %.0f minutes "
