@@ -226,7 +226,7 @@ from energon_lite.extras.cluster.ray_workers import RayWorkers
 
 blend, kind, peer = sys.argv[1:]
 place = {"num_workers": 2}
-if kind == "ray":
+if kind.startswith("ray"):
     import ray
     ray.init(os.environ["RAY_ADDRESS"], log_to_driver=False)
     place = {"peers": 4, "peer": int(peer), "worker_type": RayWorkers(spares=0), **place}
@@ -251,10 +251,10 @@ def memory(folder: Path, address: str) -> None:
     head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n"
     blend.write_text(f"{head}    blend:\n{rows}")
     row("four trainers, 1,000 sources", "memory of each (PSS) [MiB]")
-    for kind in ("no loader", "local", "ray"):
+    for kind in ("no loader", "local", "ray, no loader", "ray"):
         command = [sys.executable, "-c", TRAINER, str(blend), kind]
         environment = {**os.environ, "RAY_ADDRESS": address}
-        if kind == "no loader":
+        if kind.endswith("no loader"):
             command[2] = TRAINER.replace("next(batches)", "pass").replace(
                 "batches = iter(loader_of(Path(blend), Bytes(1000), **place))", ""
             )
