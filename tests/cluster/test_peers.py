@@ -20,9 +20,11 @@ from energon_lite import (
     get_train_dataset,
     stateless,
 )
+from energon_lite.core.errors import FatalSampleError
 
 from ..helpers import Ranks, assert_same, train, validation
 from ..loader.workers import ORDER
+from .test_ray_workers import has_ended, wait_until
 
 ray = pytest.importorskip("ray", reason="Ray is not installed; see `make cluster`")
 RayWorkers: Any = import_module("energon_lite.extras.cluster.ray_workers").RayWorkers
@@ -184,3 +186,64 @@ def test_one_spare_takes_the_place_of_an_actor_for_all_peers(texts: Path) -> Non
     late = peers(make, 3, workers=RayWorkers(2, **place))[2]
     assert_same([next(iter(late)) for _ in range(5)], [expected[slot] for slot in range(5)])
     assert actors_of([late]) == actors_of(loaders)
+
+
+def test_peers_change_their_workers_and_leave_no_actor_behind(texts: Path) -> None:
+    make = train(texts, "skipping")
+    expected = Ranks(make, 1, num_streams=4).slots(60)
+    loaders = peers(make, 2, workers=RayWorkers(2, {"CPU": 0.1}, spares=0))
+    iterators = [iter(loader) for loader in loaders]
+    before: set[int] = set()
+    for slot in range(60):
+        if slot % 20 == 10:
+            before |= processes_of(loaders)
+            for loader in loaders:
+                loader.use_workers(1 + slot // 20)
+        for iterator in iterators:
+            assert_same(next(iterator), expected[slot])
+    living = processes_of(loaders)
+    assert len(living) == 3
+    wait_until(lambda: all(map(has_ended, before - living)))
+
+
+def processes_of(loaders: list[Any]) -> set[int]:
+    workers = [worker for loader in loaders for worker in loader._run._deliveries._workers]
+    return {ray.get(worker._actor.place.remote())[1] for worker in workers}
+
+
+class Away(DefaultTaskEncoder):
+    """Fails while a file is there."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        self.file = file
+
+    @stateless
+    def encode_batch(self, batch: Any) -> Any:
+        if self.current_batch_index >= 4 and Path(self.file).exists():
+            raise FatalSampleError("the disk is away")
+        return batch
+
+
+def test_error_that_passes_is_not_kept_for_those_that_try_again(
+    texts: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "away"
+    file.touch()
+
+    def make(config: WorkerConfig) -> Any:
+        settings: Any = {"batch_size": 2, "worker_config": config, **ORDER}
+        return get_train_dataset(texts, task_encoder=Away(str(file)), **settings)
+
+    loaders = peers(make, 2, workers=RayWorkers(2, {"CPU": 0.1}, spares=0))
+    found: list[list[Any]] = [[], []]
+    for _ in range(2):
+        with pytest.raises(FatalSampleError, match="the disk is away"):
+            found[0].extend(loaders[0])
+    file.unlink()
+    for batches, loader in zip(found, loaders, strict=True):
+        while len(batches) < 12:
+            batches.append(next(iter(loader)))
+    expected = Ranks(make, 1, num_streams=4).slots(12)
+    for batches in found:
+        assert_same(dict(enumerate(batches)), expected)

@@ -29,7 +29,7 @@ from energon_lite.loader.workers.rank_feed import Delivery
 logger = logging.getLogger(__name__)
 
 # How long an actor may take to describe what it does.
-_ANSWER_SEC = 1.0
+ANSWER_SEC = 1.0
 # Between two looks at an actor that starts.
 _POLL_SEC = 0.5
 _STORE_IS_FULL = (
@@ -193,7 +193,7 @@ class RayExecutor(Executor):
         """
         if wait.is_due():
             try:
-                report = str(ray.get(self._actor.doing.remote(), timeout=_ANSWER_SEC))
+                report = str(ray.get(self._actor.doing.remote(), timeout=ANSWER_SEC))
             except (GetTimeoutError, RayError) as error:
                 report = f"It does not answer: {_first_line(error)}"
             try:

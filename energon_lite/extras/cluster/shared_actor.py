@@ -159,7 +159,8 @@ class SharedStreamActor(StreamActor):
     def _line_of(self, place: _Place) -> SharedLine:
         """Returns, of the lines that a consumer may take from, the one that is furthest ahead.
 
-        So consumers of which one began further back come together again.
+        So consumers of which one began further back come together again; and where one has begun
+        again after an error, all take from its line.
 
         Raises:
             LookupError: There is none.
@@ -167,7 +168,7 @@ class SharedStreamActor(StreamActor):
         lines = [line for key, line in self._lines if key == place.key and line.has(place.slot)]
         if not lines:
             raise LookupError(place.slot)
-        return max(lines, key=lambda line: line.next_slot)
+        return max(lines, key=lambda line: (line.next_slot <= AFTER_ALL, line.next_slot))
 
     def _pass_by(self, place: _Place, slot: int) -> None:
         """Drops what all consumers have passed, as one does what is before a slot."""

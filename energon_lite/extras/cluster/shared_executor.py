@@ -13,7 +13,7 @@ import numpy as np
 from energon_lite.core.state import digest
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.extras.cluster.actor_pool import ActorPool
-from energon_lite.extras.cluster.ray_executor import RayExecutor
+from energon_lite.extras.cluster.ray_executor import ANSWER_SEC, RayExecutor
 from energon_lite.extras.cluster.ray_library import RayError, ray
 from energon_lite.extras.cluster.sent_values import Info, is_of_several, own_streams
 from energon_lite.loader.workers.executor import Pass, WorkerDied, WorkerSettings
@@ -104,21 +104,22 @@ class SharedRayExecutor(RayExecutor):
             self._actor.leave.remote(self._consumer)
 
     def end(self, for_sec: float) -> None:
-        """Waits for the peers, as the actor ends with the rank that started it."""
+        """Waits for the others, as the actor ends with the rank that started it."""
         actor, self._actor = self._actor, None
         if actor is None:
             return
         if ray.is_initialized():
             deadline = time.monotonic() + for_sec
-            try:
-                if self._has_died:
-                    self._actors.shared.lose(self._shared_name, actor)
-                while not self._has_died and ray.get(
-                    actor.leave.remote(self._consumer), timeout=max(0.01, for_sec)
-                ):
-                    if time.monotonic() > deadline:
-                        break
-                    time.sleep(_PAUSE_SEC)
-            except RayError:
-                pass  # it has ended
+            num_left = 0 if self._has_died else self._num_left(actor)
+            while num_left and not self.is_replaced and time.monotonic() < deadline:
+                time.sleep(_PAUSE_SEC)
+                num_left = self._num_left(actor)
+            if self.is_replaced and not num_left:
+                self._actors.shared.lose(self._shared_name, actor)
         self._actors.give_up(is_replaced=self.is_replaced)
+
+    def _num_left(self, actor: Any) -> int:
+        try:
+            return int(ray.get(actor.leave.remote(self._consumer), timeout=ANSWER_SEC))
+        except RayError:  # it has ended
+            return 0
