@@ -243,6 +243,7 @@ class SavableDataLoader(Described, DataLoader[T]):
             workers: `RayWorkers`, or how many of the kind that there is.
 
         Raises:
+            TypeError: It is neither.
             ValueError: There are none now, or would be none then.
         """
         config = copy(self.worker_config)
@@ -439,6 +440,8 @@ class SavableDataLoader(Described, DataLoader[T]):
 def _with_workers(config: WorkerConfig, workers: Any) -> WorkerConfig:
     """Returns the config of a rank with other workers, or another number of them."""
     config = copy(config)
+    if type(workers) is not int and not hasattr(workers, "num_workers"):
+        raise TypeError(f"workers={workers!r} is neither RayWorkers(...) nor a number of workers")
     if not isinstance(workers, int):
         config.worker_type, config.start_method, workers = workers, None, workers.num_workers
     config.num_workers = workers

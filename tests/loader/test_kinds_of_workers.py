@@ -325,5 +325,8 @@ def test_number_of_streams_stays_with_other_workers(texts) -> None:
     for number in (0, -1):
         with pytest.raises(ValueError, match=rf"use_workers\({number}\) with num_workers=1 now"):
             run.loaders[0].use_workers(number)
+    for value in ("4", True, 2.5, None):
+        with pytest.raises(TypeError, match=rf"workers={value!r} is neither RayWorkers"):
+            run.loaders[0].use_workers(value)
     with pytest.raises(ValueError, match="to change from or to none"):
         Ranks(make, 1).loaders[0].use_workers(2)
