@@ -410,7 +410,8 @@ class WindowShuffle:
             # What lies behind the end of a shorter window sorts behind it.
             words[np.arange(longest) >= np.diff(edges)[:, None]] = np.iinfo(np.uint64).max
             table = np.argsort(words, axis=1, kind="stable")
-            found = (name, table.astype(np.int16 if longest < 1 << 15 else np.int32))
+            # Places within a window, below TABLE_LIMIT; they are only added to int64.
+            found = (name, table.astype(np.int32))
             self._tables[number] = found
         return found[1]
 

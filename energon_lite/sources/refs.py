@@ -20,7 +20,7 @@ from energon_lite.core.topology import Stream
 # Positions that are looked up at once, as fewer cost nearly as much: few at first, then four times
 # as many each time, up to a most.
 _FEWEST, MOST_ORDERED = 64, 8192
-_NOTHING: Any = np.empty((2, 0), dtype=np.int8)
+_NOTHING = np.empty((2, 0), dtype=np.int64)
 
 
 class Refs(NamedTuple):
@@ -98,8 +98,6 @@ class BlockOrder(Protocol):
 class OrderAhead:
     """An order, looked up for more positions at once each time.
 
-    What was looked up is kept in the smallest type: a stream has orders of many sources.
-
     Args:
         order: the order.
         most: positions that are looked up at once, if no more are needed.
@@ -116,11 +114,11 @@ class OrderAhead:
         # Epochs and sample indices, shape (2, N), of the positions from `_start` on.
         self._start, self._ahead = 0, _NOTHING
 
-    def at(self, position: int, n: int) -> Any:
+    def at(self, position: int, n: int) -> Int64Array:
         """Returns epochs and sample indices of up to `n` positions; forgets those before them.
 
         Returns:
-            Integers of some type, shape (2, N).
+            Shape (2, N).
         """
         first = position - self._start
         if not 0 <= first <= self._ahead.shape[1]:
@@ -132,7 +130,5 @@ class OrderAhead:
             more = np.array(self._order.block(position + own.shape[1], num))
             self._num = min(4 * self._num, self.most)
             self._start, first = position, 0
-            found = np.concatenate([own, more], axis=1)
-            # Signed, as unsigned ones less signed ones may be floats.
-            self._ahead = found.astype(np.min_scalar_type(~found.max(initial=0)))
+            self._ahead = np.concatenate([own, more], axis=1)
         return self._ahead[:, first : first + n]

@@ -284,3 +284,13 @@ def test_streams_of_few_samples_an_epoch_sort_each_epoch_once(tmp_path, monkeypa
             assert len([next(cursor) for _ in range(2)]) == 2
     assert 8 <= len(num_sorted) <= 8 + 2
     assert {*num_sorted} == {300}
+
+
+@pytest.mark.parametrize("num", [127, 128, 129, 255, 256, 32_767, 32_768, 32_769])
+def test_an_epoch_of_one_shard_has_each_sample_once(tmp_path: Path, num: int) -> None:
+    source = source_of(text_set(tmp_path / "texts", num, num_shards=1), repeat=False)
+    for num_streams in (1, 8):
+        cursors = [source.cursor(Stream(index, num_streams)) for index in range(num_streams)]
+        keys = [sample.__key__ for cursor in cursors for sample in cursor]
+        assert len(keys) == num
+        assert len(set(keys)) == num
