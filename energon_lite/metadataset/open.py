@@ -83,7 +83,7 @@ def open_node(
                 f"{next(iter(own))}=... applies to the folder of one dataset; in a metadataset, "
                 "write it on the node that it is for"
             )
-        return read_metadataset(path, split_part)
+        return read_metadataset(path, split_part, settings.get("trust"))
     assert not isinstance(path, Mapping)
     subset, meta_dir = own.pop("subset", None), own.pop("meta_dir", None)
     return Leaf(

@@ -28,8 +28,10 @@ from energon_lite.metadataset.nodes import (
 )
 from energon_lite.metadataset.paths import Folder, Target, root_folder
 from energon_lite.metadataset.values import ONLY_LEAVES, Place, SubsetRange, as_read, close_match
+from energon_lite.sources.dataset_config import WAY_OUT, is_trusted
 from energon_lite.storage import files
-from energon_lite.storage.local_paths import local_path, local_text, with_meta_dir
+from energon_lite.storage.byte_file import registered
+from energon_lite.storage.local_paths import is_absolute, local_path, local_text, with_meta_dir
 from energon_lite.storage.yaml import load_yaml
 
 Source: TypeAlias = "str | PathLike[str] | Mapping[str, Any]"
@@ -60,10 +62,13 @@ class _Tree:
     datasets.
 
     Attributes:
+        trust: whether files may read the environment, and files at an address local paths; None:
+            the value of `ENERGON_LITE_TRUST`.
         contents: by their shown names.
         size: number of nodes, plus a fraction for their subflavors.
     """
 
+    trust: bool | None = None
     contents: dict[str, MetadatasetFile] = field(default_factory=dict)
     size: float = 0
 
@@ -134,7 +139,7 @@ def split_names(source: Source) -> list[str]:
     return list(_open_root(source).content.splits)
 
 
-def read_metadataset(source: Source, split_part: str) -> Node:
+def read_metadataset(source: Source, split_part: str, trust: bool | None = None) -> Node:
     """Reads one split of a metadataset.
 
     Checks the whole file, and each metadataset that the split names. Opens no dataset.
@@ -143,12 +148,15 @@ def read_metadataset(source: Source, split_part: str) -> Node:
         source: path of a YAML file, or a mapping with the same content; relative paths in a
             mapping are relative to the current folder.
         split_part: the split.
+        trust: whether paths may hold `${VARIABLE}`, and files at an address may name local paths;
+            None: the value of `ENERGON_LITE_TRUST`.
 
     Raises:
         FileNotFoundError: A metadataset does not exist.
-        DatasetFormatError: A file is invalid or lacks the split; names file, line and key.
+        DatasetFormatError: A file is invalid, lacks the split or needs trust; names file, line and
+            key.
     """
-    file = _open_root(source)
+    file = _open_root(source, trust)
     node = _split(file, _Around(split_part, {}), Place(file.name))
     first = {type(inner): inner.place for inner in reversed(list(walk(node)))}
     if Blend in first and BlendEpochized in first:  # Energon refuses them, too
@@ -159,17 +167,17 @@ def read_metadataset(source: Source, split_part: str) -> Node:
     return node
 
 
-def _open_root(source: Source) -> _File:
+def _open_root(source: Source, trust: bool | None = None) -> _File:
     if isinstance(source, Mapping):
         content = read_content(as_read(source, _INLINE), _INLINE)
-        return _File(_INLINE, content, root_folder(_INLINE), (), _Tree())
+        return _File(_INLINE, content, root_folder(_INLINE), (), _Tree(trust))
     name, path = local_text(os.fspath(source)), local_path(source)
     if not files.is_file(path):
         is_folder = files.is_folder(path)
         what = "is a folder, not a metadataset file" if is_folder else "does not exist"
         raise FileNotFoundError(f"metadataset {name} {what}; check the path")
     content = read_content(load_yaml(path), name)
-    return _File(name, content, root_folder(name), ((files.resolved(path), name),), _Tree())
+    return _File(name, content, root_folder(name), ((files.resolved(path), name),), _Tree(trust))
 
 
 def _open_nested(file: _File, target: Target, place: Place) -> _File:
@@ -214,7 +222,7 @@ def _looked_up(node: Node, file: _File, around: _Around) -> Node:
         nodes = tuple(_looked_up(member, file, inside) for member in node.members)
         return replace(node, members=nodes, name=here.name)
     if isinstance(node, Blend):
-        inside = _blending(node, inside)
+        inside = _blending(node, file, inside)
         node = replace(node, mode=inside.mode, unit=inside.unit, lengths=inside.lengths)
     members: Any = tuple(
         replace(member, node=_looked_up(member.node, file, inside))
@@ -229,7 +237,7 @@ def _looked_up(node: Node, file: _File, around: _Around) -> Node:
     return replace(node, members=members, name=here.name)
 
 
-def _blending(node: Blend, around: _Around) -> _Around:
+def _blending(node: Blend, file: _File, around: _Around) -> _Around:
     """Returns the effective mode, unit and lengths of a blend, which nested blends inherit."""
     unit, mode = node.unit or around.unit, node.mode or around.mode
     if unit != "tokens":
@@ -240,6 +248,8 @@ def _blending(node: Blend, around: _Around) -> _Around:
         raise node.at("unit" if node.unit else "blend_mode").error(
             "a blend by tokens is exact: 'unit: tokens' cannot be 'blend_mode: random'"
         )
+    if node.lengths and is_absolute(node.lengths):
+        _check_local(file, local_path(node.lengths), node.at("lengths"))
     return around._replace(mode=mode, unit=unit, lengths=node.lengths or around.lengths)
 
 
@@ -266,10 +276,27 @@ def _leaf(node: Leaf, file: _File, here: _Around) -> Node:
 
 def _found(written: str, file: _File, place: Place) -> Target:
     """Resolves a path that is written in a file."""
+    expand = file.content.expand_paths
+    if expand and "${" in written and not is_trusted(file.tree.trust):
+        raise place.error(
+            f"{written!r} reads the environment, which may hold secrets. Write the path itself; "
+            f"or, if you trust the authors of {file.name}, {WAY_OUT}"
+        )
     try:
-        return file.folder.find(written, expand=file.content.expand_paths)
+        target = file.folder.find(written, expand=expand)
     except ValueError as error:
         raise place.error(str(error)) from None
+    _check_local(file, target.path, place)
+    return target
+
+
+def _check_local(file: _File, path: PurePath, place: Place) -> None:
+    """Refuses a path of this machine in a file that lies at an address."""
+    if registered(file.folder.path) and not registered(path) and not is_trusted(file.tree.trust):
+        raise place.error(
+            f"{path} is on this machine, and {file.name} is at an address, so it may name "
+            f"addresses only. If you trust its authors, {WAY_OUT}"
+        )
 
 
 def _looked_up_store(aux: Aux, file: _File) -> Aux:

@@ -195,9 +195,24 @@ def load_joiner(
     if is_class:
         return _named_class(name, module, SAMPLE_TYPES, where, is_trusted(trust), Sample)
     found = _named_object(name, module, SAMPLE_TYPES, where, is_trusted(trust))
-    if not callable(found):
-        raise DatasetFormatError(f"{where}: {module}.{name} is no function; correct it")
+    if not callable(found) or isinstance(found, type):
+        hint = "; write __class__ for a class of samples" if callable(found) else ""
+        raise DatasetFormatError(f"{where}: {module}.{name} must be a function{hint}")
+    if not (is_trusted(trust) or _is_of_program(getattr(found, "__module__", None) or module)):
+        raise DatasetFormatError(
+            f"{where}: {module}.{name} is a function of Python or of an installed package, which "
+            f"may do anything with samples. If you trust the authors, {WAY_OUT}; or import a "
+            "joiner of your own and name it"
+        )
     return found  # type: ignore[no-any-return]
+
+
+def _is_of_program(module: str) -> bool:
+    """Returns whether a module is neither of Python nor of an installed package."""
+    top = module.partition(".")[0]
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    is_installed = not {"site-packages", "dist-packages"}.isdisjoint(PurePath(file).parts)
+    return top not in sys.stdlib_module_names and top != "energon_lite" and not is_installed
 
 
 def _named_class(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import pickle
 import random
 import re
@@ -48,6 +49,7 @@ from energon_lite.testing import check_dataset
 from ..conftest import write_tar
 from ..helpers import ignore, prepared
 
+prepared_by_shell = os.system  # imported from elsewhere under a name of this module
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1, global_error_handler=ignore)
 KEYS = [f"d/{i:03d}" for i in range(24)]
 
@@ -172,6 +174,32 @@ def test_joiner_is_imported_only_with_trust(root: Path, monkeypatch: pytest.Monk
         rows_of(path)
     assert rows_of(path, trust=True)[3].text == "a:d/003"
     prepare_metadataset(path)  # imports nothing
+
+
+FOREIGN = "is a function of Python or of an installed package"
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "problem"),
+    [
+        ("subprocess", "call", FOREIGN),
+        ("os", "system", FOREIGN),
+        ("shutil", "rmtree", FOREIGN),
+        ("builtins", "exec", FOREIGN),
+        ("numpy", "load", FOREIGN),
+        ("torch", "load", FOREIGN),
+        (__name__, "prepare_metadataset", FOREIGN),
+        (__name__, "prepared_by_shell", FOREIGN),
+        ("subprocess", "Popen", "must be a function; write __class__"),
+        ("math", "pi", "must be a function"),
+    ],
+)
+def test_joiner_without_trust_is_a_function_of_the_program(
+    root: Path, module: str, name: str, problem: str
+) -> None:
+    joiner = {"__module__": module, "__function__": name}
+    with pytest.raises(DatasetFormatError, match=problem):
+        get_train_dataset(file_of(root, joined(root, joiner=joiner)), batch_size=1)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from energon_lite import get_train_dataset
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.metadataset.nodes import (
     Blend,
@@ -29,6 +30,7 @@ from energon_lite.order.schedules import Schedule
 from energon_lite.storage.yaml import dump_yaml
 
 HEAD = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
+JOINER = {"__module__": "energon_lite", "__class__": "TextSample"}
 
 
 def write(path: str, expand_paths: bool | None = None, **splits: Any) -> str:
@@ -220,7 +222,7 @@ def test_what_cannot_be_read_is_named(name: str, monkeypatch: pytest.MonkeyPatch
     write("inner.yaml", train={"path": "a"})
     node, key, message = REFUSED[name]
     with pytest.raises(DatasetFormatError) as caught:
-        read_metadataset(inline(node, expand_paths=True), "train")
+        read_metadataset(inline(node, expand_paths=True), "train", trust=True)
     assert str(caught.value) == f"<dict>, splits.train{key}: {message}"
 
 
@@ -231,7 +233,8 @@ def test_paths_are_expanded_only_where_the_file_asks(
     monkeypatch.setenv("NAME", "coco")
     monkeypatch.setenv("HOME", "/users/me")
     nodes = [{"path": path} for path in ("${DATA}/coco", "~/coco", "sets/${NAME}", "$DATA/x")]
-    found = leaves(read_metadataset(inline({"concat": nodes}, expand_paths=True), "train"))
+    written = inline({"concat": nodes}, expand_paths=True)
+    found = leaves(read_metadataset(written, "train", trust=True))
     assert [str(leaf.path) for leaf in found] == [
         "/mnt/disk7/data/coco", "/users/me/coco", f"{folder}/sets/coco", f"{folder}/$DATA/x",
     ]  # fmt: skip
@@ -248,7 +251,35 @@ def test_expansion_is_for_the_file_that_asks(folder: Path, monkeypatch: pytest.M
     monkeypatch.setenv("HERE", str(folder))
     write("inner.yaml", train={"path": "${HERE}/a"})
     outer = write("outer.yaml", expand_paths=True, train={"path": "${HERE}/inner.yaml"})
-    assert only_leaf(outer).path == folder / "${HERE}" / "a"
+    (leaf,) = leaves(read_metadataset(outer, "train", trust=True))
+    assert leaf.path == folder / "${HERE}" / "a"
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"path": "${SECRET}/a"},
+        {"path": "http://127.0.0.1:9/${SECRET}/a"},
+        {"path": "a", "meta_dir": "b/${SECRET}"},
+        {"path": "a", "aux": {"images": "filesystem://${SECRET}"}},
+        {"join": [{"path": "a"}, {"path": "${SECRET}"}], "joiner": JOINER},
+    ],
+)
+def test_the_environment_is_read_only_with_trust(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, node: dict[str, Any], is_nested: bool
+) -> None:
+    monkeypatch.setenv("SECRET", "hidden")
+    file = write("inner.yaml", expand_paths=True, train=node)
+    if is_nested:
+        file = write("outer.yaml", train={"path": "inner.yaml"})
+    with pytest.raises(DatasetFormatError, match=r"\$\{SECRET\}.* trust=True") as caught:
+        read_metadataset(file, "train")
+    assert "hidden" not in str(caught.value)
+    with pytest.raises(DatasetFormatError, match="trust=True"):
+        get_train_dataset(file, batch_size=1)
+    monkeypatch.setenv("ENERGON_LITE_TRUST", "1")
+    read_metadataset(file, "train")
 
 
 # What multiplies and merges.

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -21,6 +22,7 @@ import pytest
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.core.errors import DatasetFormatError, FatalSampleError
 from energon_lite.extras.remote import fetcher_client
+from energon_lite.metadataset.read import read_metadataset
 from energon_lite.storage import files
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.yaml import dump_yaml
@@ -99,6 +101,25 @@ def test_metadatasets_name_what_is_beside_them(server: Server) -> None:
     server.replace("bucket/meta/inner.yaml", json.dumps(metadataset({"blend": blend})).encode())
     found = {text for batch in texts_of("s3://bucket/outer.yaml", 60) for text in batch}
     assert found == {text_of(number) for number in range(NUM_SAMPLES)}
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"path": "/private/texts"},
+        {"path": "file:///private/texts"},
+        {"path": "./texts", "aux": {"images": "filesystem:///private"}},
+        {"path": "./texts", "meta_dir": "/private"},
+        {"blend": [{"path": "./texts"}], "unit": "tokens", "lengths": "/private/lengths"},
+        {"blend": [{"path": "/private/blend.yaml"}]},
+    ],
+)
+def test_metadataset_at_an_address_names_addresses_only(server: Server, node: Any) -> None:
+    server.replace("bucket/outer.yaml", json.dumps(metadataset(node)).encode())
+    with pytest.raises(DatasetFormatError, match=r"this machine, .* addresses only.* trust=True"):
+        read_metadataset("s3://bucket/outer.yaml", "train")
+    with suppress(FileNotFoundError):  # there is no /private
+        read_metadataset("s3://bucket/outer.yaml", "train", trust=True)
 
 
 def test_fetcher_that_is_killed_costs_nothing(

@@ -166,7 +166,7 @@ def lint_dataset(
         check = partial(
             lint_dataset, num_workers=num_workers, decode=decode, trust=trust, progress=progress
         )
-        return _lint_folders(root, split_parts, split_config or dataset_config, check)
+        return _lint_folders(root, split_parts, split_config or dataset_config, trust, check)
     each: _Each = partial(_with_progress, num_workers, progress)
     report: LintReport = format_of(root).lint(
         root, each, decode=decode, trust=trust, split_parts=split_parts,
@@ -215,6 +215,7 @@ def _lint_folders(
     file: PurePath,
     splits: Sequence[str] | None,
     config: str | None,
+    trust: bool | None,
     check: Callable[..., LintReport],
 ) -> LintReport:
     """Reads each dataset of a metadataset once."""
@@ -222,7 +223,7 @@ def _lint_folders(
         raise ValueError(f"{file} is a metadataset, which names the files in .nv-meta itself")
     parts: dict[tuple[PurePath, str | None, str | None], set[str]] = {}
     for split in splits or split_names(file):
-        for leaf in leaves(read_metadataset(file, split)):
+        for leaf in leaves(read_metadataset(file, split, trust)):
             for folder in leaf.folders:
                 key = folder.path, folder.split_config, folder.dataset_config
                 parts.setdefault(key, set()).add(folder.split_part)
