@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from os import PathLike
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,6 +18,7 @@ from energon_lite.core.edataclass import (
     edataclass,
     has_own,
 )
+from energon_lite.core.keys import leaves
 from energon_lite.core.stacking import SERVICE_FIELDS, generic_batch, hide_field, layout_of
 from energon_lite.core.state import RestoreKey
 from energon_lite.names.energon_modules import Described
@@ -58,7 +60,7 @@ def _flat(value: Any) -> Any:
 
 
 class RowWeightsMixin:
-    """Samples and batches have a `loss_weight` and `valid`, unless they have such a field.
+    """Provides `loss_weight`, `valid` and `source_names`; own fields of these names win.
 
     Service fields of a batch may be made when the first of them is looked at, by a function that
     returns them. So most training loops do not wait for them.
@@ -70,7 +72,8 @@ class RowWeightsMixin:
     def __getattr__(self, name: str) -> Any:
         """Returns `loss_weight`, float32, or `valid`, bool: (n,) for a batch, () for a sample.
 
-        It is on the device of the first tensor among the fields.
+        It is on the device of the first tensor among the fields. `source_names` is a list: the
+        name of the source of each sample, by the restore key.
         """
         if name in SERVICE_FIELDS:
             _make_rest(self)
@@ -86,6 +89,8 @@ class RowWeightsMixin:
             shape = (len(self.__key__),) if isinstance(self.__key__, list) else ()
             is_valid = self.__restore_key__[:1] != (PADDING,)
             return torch.full(shape, is_valid, device=_tensor_device(self))
+        if name == "source_names":
+            return [leaf[0] if leaf else "" for leaf in leaves(self.__restore_key__)]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __delattr__(self, name: str) -> None:
@@ -125,7 +130,7 @@ class Sample(RowWeightsMixin, PinMemoryMixin, ExtendableDataclassMixin):
         __key__: Name of the sample in its dataset.
         __restore_key__: From this the pipeline can re-create the sample.
         __subflavors__: Tags of the dataset.
-        __sources__: Where its bytes come from; several for a joined or packed sample.
+        __sources__: Where its bytes come from; several for a joined sample.
         __loss_weight__: Factor for the loss of this sample, from the metadataset; `loss_weight`
             returns it as a tensor.
     """
@@ -435,6 +440,13 @@ def add_source_info(sample: T, *source_infos: Any) -> T:
 def field_of(sample: Any, name: str) -> Any:
     """Returns a field of a sample or dict; None where it has none."""
     return sample.get(name) if isinstance(sample, dict) else getattr(sample, name, None)
+
+
+def sources_of(item: Any) -> Sequence[SourceInfo]:
+    """Returns the sources of a sample or dict; those of all samples of a batch, in a row."""
+    found = field_of(item, "__sources__") or ()
+    rows = (own if type(own) is tuple else (own,) for own in found if own is not None)
+    return [*chain.from_iterable(rows)]
 
 
 def with_entry(sample: T, name: str, value: Any) -> T:

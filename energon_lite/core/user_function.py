@@ -35,6 +35,7 @@ from energon_lite.core.errors import (
 from energon_lite.core.global_generators import call_seeded
 from energon_lite.core.keys import Siblings, leaves, name_of_key
 from energon_lite.core.sample_columns import samples_of
+from energon_lite.core.samples import field_of, sources_of
 from energon_lite.core.seeds import key_of
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import SkipRecord, StreamContext, current_context, replaying
@@ -458,8 +459,6 @@ def describe_input(argument: Any) -> tuple[str, Any]:
         described = [describe_input(entry) for entry in argument]
         sources = [source for _, found in described for source in found or ()]
         return ", ".join(name for name, _ in described if name), sources or None
-    if isinstance(argument, dict):
-        return str(argument.get("__key__", "")), argument.get("__sources__")
-    key = getattr(argument, "__key__", "")
-    name = ", ".join(map(str, key)) if isinstance(key, list) else str(key)
-    return name, getattr(argument, "__sources__", None)
+    key = field_of(argument, "__key__")
+    name = ", ".join(map(str, key)) if isinstance(key, list) else str("" if key is None else key)
+    return name, sources_of(argument) or None

@@ -18,7 +18,14 @@ from energon_lite.core.arrays import Int32Array, Int64Array
 from energon_lite.core.edataclass import edataclass
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.sample_columns import Columns
-from energon_lite.core.samples import IMAGE_FIELDS, Batch, Sample, field_of, images_of
+from energon_lite.core.samples import (
+    IMAGE_FIELDS,
+    Batch,
+    Sample,
+    SourceInfo,
+    field_of,
+    images_of,
+)
 from energon_lite.loss.means import token_weight
 
 # Fields with one entry per token, which are cut with a sample.
@@ -63,9 +70,13 @@ class PackedSample(_PackFields, Sample):
         images: the images of all samples, in their order.
         image_segments: (number of images,) int64; which segment each belongs to.
         __keys__: the key of each sample.
+        __sources__: the sources of each sample, a tuple for each; `()` if it carries none.
+        __subflavors__: those of each sample; None if it carries none.
     """
 
     __keys__: list[str]
+    __sources__: list[tuple[SourceInfo, ...]] | None = None  # type: ignore[assignment]
+    __subflavors__: list[dict[str, Any] | None] | None = None  # type: ignore[assignment]
 
     @classmethod
     def from_samples(cls, packs: Sequence[PackedSample]) -> PackedBatch:
@@ -90,7 +101,13 @@ class PackedBatch(_PackFields, Batch):
         images: the images of all packs, in their order.
         image_segments: (number of images, 2) int64; row and segment of each.
         __key__: the key of each sample of all packs.
+        __restore_key__: with the key of each sample, in the same order; `source_names` has the
+            names of their sources.
+        __sources__: the sources of each sample, a tuple for each; `()` if it carries none.
+        __subflavors__: those of each sample; None if it carries none.
     """
+
+    __sources__: list[tuple[SourceInfo, ...]] | None = None  # type: ignore[assignment]
 
     @property
     def efficiency(self) -> float:
@@ -126,7 +143,8 @@ class PackedBatch(_PackFields, Batch):
         return cls(
             __key__=list(chain.from_iterable(pack.__keys__ for pack in packs)),
             __restore_key__=tuple(pack.__restore_key__ for pack in packs),
-            __sources__=tuple(chain.from_iterable(p.__sources__ or () for p in packs)) or None,
+            __sources__=_of_samples(packs, "__sources__", ()),
+            __subflavors__=_of_samples(packs, "__subflavors__", None),
             max_seqlen=max(pack.max_seqlen for pack in packs),
             images=list(chain.from_iterable(pack.images for pack in packs)),
             image_segments=torch.from_numpy(np.array(images, np.int64).reshape(-1, 2)),
@@ -137,6 +155,12 @@ class PackedBatch(_PackFields, Batch):
 _PER_TOKEN = ("input_ids", "labels", "position_ids", "segment_ids", "loss_weights")
 _PER_SAMPLE = ("cu_seqlens", "cu_seqlens_padded")
 _AS_NEEDED = Packing(1, pad_to_capacity=False)
+
+
+def _of_samples(packs: Sequence[PackedSample], name: str, missing: Any) -> list[Any]:
+    """Returns a service field of the samples of all packs."""
+    found = (getattr(pack, name) or [missing] * len(pack.__keys__) for pack in packs)
+    return [*chain.from_iterable(found)]
 
 
 def _row(pack: PackedSample) -> dict[str, torch.Tensor]:
@@ -365,7 +389,6 @@ def _joined_fields(
     keys, kinds = columns.lookup("__key__")
     if kinds != {str}:
         keys = [str(key or "") for key in keys] or [""] * len(sizes)
-    sources = columns["__sources__"] or ()
     images = columns.images()
     of_images = np.zeros((0, 2) if is_batch else 0, np.int64)
     if images:
@@ -376,7 +399,8 @@ def _joined_fields(
     return {
         **dict(zip((*_PER_TOKEN, *_PER_SAMPLE), map(torch.from_numpy, arrays), strict=True)),
         "__key__": keys,
-        "__sources__": tuple(chain.from_iterable(filter(None, sources))) or None,
+        "__sources__": [own or () for own in columns["__sources__"] or [()] * len(sizes)],
+        "__subflavors__": columns["__subflavors__"] or [None] * len(sizes),
         "images": list(chain.from_iterable(images)),
         "image_segments": torch.from_numpy(of_images),
         "max_seqlen": places.longest,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -135,6 +136,27 @@ def test_packs_of_joined_samples_are_planned_and_resume_on_other_ranks(root, enc
     found = before.steps(2)
     found |= Ranks(make, 1, num_workers=2, states=before.save()).rest()
     assert found == whole
+
+
+class TokenPacks(DefaultTaskEncoder):
+    packing = Packing(capacity=200)
+
+    @stateless
+    def encode_sample(self, sample: Both) -> dict[str, Any]:
+        service = {name: getattr(sample, name) for name in ("__key__", "__sources__")}
+        return {**service, "input_ids": list(sample.text.encode())}
+
+    def sample_length(self, sample: dict[str, Any]) -> int:
+        return len(sample["input_ids"])
+
+
+def test_sources_of_packed_joins_have_an_entry_per_sample(root: Path) -> None:
+    make = blend_maker(root, JOIN, TokenPacks, batch_size=2)
+    for batch in islice(get_savable_loader(make(ONE)), 10):
+        assert len(batch.__key__) == len(batch.source_names) > 2
+        for key, own in zip(batch.__key__, batch.__sources__, strict=True):
+            folders = ["texts", "half"] if int(key) < NUM_SAMPLES // 2 else ["texts"]
+            assert [Path(info.dataset_path).name for info in own] == folders
 
 
 def test_nested_blends_over_joins_resume_on_other_ranks_with_weights_and_tags(root: Path) -> None:

@@ -73,9 +73,10 @@ def test_pack_of_three_samples() -> None:
     assert pack.max_seqlen == 3
     assert pack.__keys__ == ["a", "b", "c"]
     assert pack.__key__ == "a,b,c"
-    assert [source.file_names for source in pack.__sources__ or ()] == [
+    assert [own[0].file_names for own in pack.__sources__ or ()] == [
         ("a.txt",), ("b.txt",), ("c.txt",),
     ]  # fmt: skip
+    assert pack.__subflavors__ == [None] * 3
     assert pack.images == []
     assert pack.image_segments.tolist() == []
 

@@ -93,6 +93,28 @@ def test_sequential_keeps_the_order_of_the_samples(root) -> None:
     assert [int(key) for batch in batches for key in batch.__key__] == list(range(NUM_SAMPLES))
 
 
+@pytest.mark.parametrize("batch_size", [None, 1, 3])
+@pytest.mark.parametrize("layout", ["padded", "thd"])
+def test_service_fields_of_packs_have_an_entry_per_sample(root, batch_size, layout) -> None:
+    class Tagged(Packs):
+        def changed(self, sample: TextSample, encoded: dict[str, Any]) -> dict[str, Any]:
+            return {**encoded, "__subflavors__": sample.__subflavors__}
+
+    parts = [
+        {"path": str(root), "name": name, "subflavors": {"of": name}, "subset": {"range": part}}
+        for name, part in (("low", ["0%", "50%"]), ("high", ["50%", "100%"]))
+    ]
+    encoder = Tagged(layout=layout, overlong="split", capacity=10)
+    dataset = training(metadataset({"blend": parts}), encoder, batch_size=batch_size)
+    for batch in islice(get_savable_loader(dataset), 12):
+        keys = batch.__keys__ if batch_size is None else batch.__key__
+        names = ["low" if int(key) < NUM_SAMPLES // 2 else "high" for key in keys]
+        assert batch.source_names == names
+        assert batch.__subflavors__ == [{"of": name} for name in names]
+        found = [info.file_names[0].partition(".")[0] for (info,) in batch.__sources__]
+        assert found == [str(key) for key in keys]
+
+
 def test_dict_of_resources_limits_each(root) -> None:
     class Tiles(Packs):
         def sample_length(self, sample: Any) -> dict[str, int]:

@@ -17,6 +17,7 @@ from energon_lite import (
     DecodeFileStore,
     DefaultTaskEncoder,
     ImageSample,
+    Packing,
     PrimaryFileStore,
     StateError,
     SystemFileStore,
@@ -118,6 +119,25 @@ def test_cookers_get_decoded_files_and_append_their_sources(root: Path) -> None:
             ("texts", i), ("images", f"pics/{i}.jpg"), ("notes", f"{i}.txt"),
             ("texts", f"{i:04d}.cap.txt"),
         ]  # fmt: skip
+
+
+class PackedPictures(Pictures):
+    packing = Packing(capacity=8)
+
+    @stateless
+    def encode_sample(self, sample: ImageSample) -> Any:
+        service = {"__key__": sample.__key__, "__sources__": sample.__sources__}
+        return {**service, "input_ids": [1, 2], "image": sample.image}
+
+    def sample_length(self, sample: dict[str, Any]) -> int:
+        return 2
+
+
+def test_sources_of_a_pack_are_those_of_its_samples(root: Path) -> None:
+    batch = next(iter(get_savable_loader(train(write(root, **AUX), PackedPictures()))))
+    for key, own in zip(batch.__key__, batch.__sources__, strict=True):
+        assert [info.index for info in own[:2]] == [int(key), f"pics/{int(key)}.jpg"]
+    assert batch.source_names == ["texts/train"] * 4
 
 
 def pair(sample: CrudeSample, images: Any, notes: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from energon_lite.core.samples import SourceInfo
+from energon_lite.core.samples import SourceInfo, sources_of
 from energon_lite.core.state import RestoreKey
 from energon_lite.decoding.images import image_format, image_header
 from energon_lite.decoding.part_formats import is_av
@@ -130,7 +130,7 @@ def sample_facts(sample: Any) -> SampleFacts:
         keys=tuple(map(str, own or _as_list(get("__key__")))),
         restore_key=tuple(get("__restore_key__") or ()),
         subflavors=tuple(tags for tags in _as_list(get("__subflavors__")) if tags),
-        sources=tuple(s for s in get("__sources__") or () if isinstance(s, SourceInfo)),
+        sources=tuple(s for s in sources_of(sample) if isinstance(s, SourceInfo)),
         loss_weights=tuple(map(float, _as_list(get("__loss_weight__")))),
     )
 
