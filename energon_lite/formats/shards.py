@@ -629,6 +629,13 @@ class RangeReader(BlockReader):
         file, offsets = shard
         seen = (file.size_bytes, int(offsets.sum()))
         known = self._seen.get(number, (*seen, _UNKNOWN))
+        is_other = known[2] not in (file.identity, _UNKNOWN)
+        if is_other and file.is_versioned:
+            raise FatalSampleError(
+                f"{file.path} was replaced during the run by another object. No sample was skipped "
+                "for it: restore it, and resume from the last state; or begin a run of the new "
+                "data, and write new data under new names"
+            )
         if seen != known[:2]:
             text = f"another file of {seen[0]} bytes took the place of one of {known[0]} bytes"
             text += ", or its index changed; restore it, or begin a run of the new data"
@@ -636,12 +643,6 @@ class RangeReader(BlockReader):
         if shard.is_whole:
             self._seen[number] = known
         if known[2] != file.identity:
-            if file.is_versioned and known[2] != _UNKNOWN:
-                raise FatalSampleError(
-                    f"{file.path} was replaced during the run by another object. No sample was "
-                    "skipped for it: restore it, and resume from the last state; or begin a run of "
-                    "the new data, and write new data under new names"
-                )
             self.check_content(number, file, offsets)
         if shard.is_whole:
             self._seen[number] = (*seen, file.identity)

@@ -245,7 +245,11 @@ class Folder(ABC):
         del names, stop
 
     def is_well(self, name: PurePath) -> bool:
-        """Whether a file can be read from the storage itself now, and not from a cache."""
+        """Whether a file can be read from the storage itself now, and not from a cache.
+
+        Then the storage works, and what cannot be read beside it is bad. Never of storage that may
+        refuse some files for a while.
+        """
         return self.status(name) is not None
 
     def real_path(self, name: PurePath) -> Path:

@@ -166,8 +166,8 @@ class Patience:
                 return away_sec + (_MOMENT_SEC if clock() < until else BRIEF_SEC)
             if not was_away:
                 logger.warning(
-                    "%s: no file of the dataset can be read (%s); waiting for %d s at most",
-                    self._root, error, OUTAGE_SEC,
+                    "%s cannot be read (%s): an outage; waiting for %d s at most",
+                    path, error, OUTAGE_SEC,
                 )  # fmt: skip
             return OUTAGE_SEC
 
@@ -177,9 +177,9 @@ class Patience:
             pass_on(error)
             if is_away:
                 raise FatalSampleError(
-                    f"{self._root}: no file of the dataset can be read any more: {error}. No "
-                    "sample was skipped for it. Bring the storage back, and resume from the last "
-                    "state"
+                    f"{path} cannot be read any more, an outage: {error}. No sample was skipped "
+                    "for it. Bring the storage (or the access to it) back, and resume from the "
+                    "last state"
                 ) from error
             raise self._remembered(error, path) from None
 

@@ -136,7 +136,7 @@ def test_while_nothing_can_be_read_nothing_is_skipped_and_the_run_ends_with_one_
     found = keys_in([next(iterator) for _ in range(10)])
 
     storage.fail("ENOTCONN", sound)
-    with pytest.raises(FatalSampleError, match="no file of the dataset can be read") as caught:
+    with pytest.raises(FatalSampleError, match="cannot be read any more, an outage") as caught:
         found.extend(batch.__key__[0] for batch in iterator)
     assert "Transport endpoint is not connected" in str(caught.value)
     assert "times in 300.0 s" in str(caught.value)
@@ -195,7 +195,7 @@ def test_an_outage_ends_worker_processes_with_the_same_error_and_exact_states(
     expected = first + keys_in(batches)
     num_calls.value, num_sound.value = 0, number
     loader, found = loader_of(sound, num_workers=1), []
-    with pytest.raises(FatalSampleError, match="no file of the dataset can be read any more"):
+    with pytest.raises(FatalSampleError, match="cannot be read any more, an outage"):
         found.extend(batch.__key__[0] for batch in loader)
     assert 0 < len(found) < len(expected)
     assert loader.num_skipped == {}

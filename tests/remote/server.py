@@ -26,7 +26,7 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[2]
 KINDS = (
     "status", "reset", "lost", "cut", "hang", "slow", "whole", "wrong_range", "short_range",
-    "short_body", "none",
+    "short_body", "none", "page",
 )  # fmt: skip
 
 
@@ -158,6 +158,7 @@ class Server:
         path: str = "",
         method: str = "",
         status: int = 503,
+        code: str = "",
         after_bytes: int | None = None,
         seconds: float = 1.0,
         bytes_per_sec: float = 1000.0,
@@ -170,7 +171,8 @@ class Server:
 
         Args:
             kind: the fault:
-                `status`: an error with this `status`; the request is not done.
+                `status`: an error with this `status` and `code`; the request is not done.
+                `page`: a web page with status 200, as of a proxy; the request is not done.
                 `reset`: the connection is reset; without `after_bytes` before the request is done,
                 else in the body.
                 `lost`: the request is done, and the connection reset before the answer.
@@ -189,6 +191,7 @@ class Server:
             path: a regular expression that is found in `bucket/key`.
             method: GET, PUT, ...; empty for all.
             status: the status of `status`.
+            code: the code of `status`; empty for the usual one.
             after_bytes: bytes of the body that are sent before.
             seconds: the length of `hang`.
             bytes_per_sec: the speed of `slow`.
@@ -201,7 +204,7 @@ class Server:
         replaced = replacement and (replacement[0], base64.b64encode(replacement[1]).decode())
         self._command(
             "fail", kind=kind, times=times, skip=skip, path=path, method=method, status=status,
-            after_bytes=after_bytes, seconds=seconds, bytes_per_sec=bytes_per_sec,
+            code=code, after_bytes=after_bytes, seconds=seconds, bytes_per_sec=bytes_per_sec,
             replacement=replaced,
         )  # fmt: skip
 

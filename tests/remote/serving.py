@@ -45,6 +45,7 @@ class Fault:
     path: str
     method: str
     status: int
+    code: str
     after_bytes: int | None
     seconds: float
     bytes_per_sec: float
@@ -234,7 +235,9 @@ class ServerProcess:
         if len(request.body):
             await self.bandwidth.take(len(request.body))
         if fault and kind == "status":
-            answer = refusal(fault.status, "A fault of the test.")
+            answer = refusal(fault.status, "A fault of the test.", fault.code)
+        elif kind == "page":
+            answer = Answer(200, {"Content-Type": "text/html"}, b"<html>Sign in, please.</html>")
         elif kind == "reset" and fault and fault.after_bytes is None:
             answer = Answer(0)
         else:

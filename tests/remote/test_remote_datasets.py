@@ -260,7 +260,7 @@ def test_errors_say_what_to_do_and_no_secret(
         making("s3://bucket/none")(ONE)
     found.append(str(caught.value))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "expired")
-    with pytest.raises(OSError, match="give the credentials of this process permission") as caught:
+    with pytest.raises(OSError, match="check the credentials of this process") as caught:
         making(S3)(ONE)
     texts = [
         *found,

@@ -106,7 +106,8 @@ class Listings:
         try:
             return {"is_folder": bool(retried(lambda: object_stores.names_below(address, 1)))}
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTSUP):
+            is_none = error.errno in (errno.ENOENT, errno.ENOTSUP)
+            if not is_none or error.strerror == object_stores.NO_BUCKET:
                 raise
             return {"is_folder": False}
 

@@ -31,6 +31,10 @@ _STATUS = re.compile(r"status(?: code)?:? (\d{3}\b[ A-Za-z]*)")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _OWN_VALUES = ("AWS_", "GOOGLE_", "AZURE_", "MSC_")
 _PASSING = ("408", "425", "429")
+# Errors that pass, and have a status of those that do not.
+_PASSING_CODES = ("RequestTimeout", "RequestTimeTooSkewed", "OperationAborted")
+# A list of a bucket that is missing has this error; one of an empty folder has none.
+NO_BUCKET = "there is no such bucket; check its name and the endpoint"
 _SETTINGS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
@@ -84,11 +88,16 @@ def _object_at(address: str) -> tuple[Any, str]:
         return found.at(key) if isinstance(found, Profiled) else (found, key)
 
 
+_REFUSALS = (
+    exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, exceptions.GenericError,
+    exceptions.AlreadyExistsError,
+)  # fmt: skip
 _KINDS: dict[type[BaseException], tuple[int, str]] = {
     FileNotFoundError: (errno.ENOENT, "there is no such object"),
     exceptions.NotFoundError: (errno.ENOENT, "there is no such object"),
     exceptions.PermissionDeniedError: (
-        errno.EACCES, "the store refuses access; give the credentials of this process permission",
+        errno.EACCES, "the store refuses access; check the credentials of this process, or give "
+        "them permission",
     ),
     exceptions.UnauthenticatedError: (
         errno.EACCES, "the store does not accept the credentials; they are missing or expired",
@@ -118,39 +127,57 @@ class _errors_of:  # noqa: N801  as `contextlib.suppress`; a generator would tak
 
 
 def _explained(error: BaseException, scheme: str) -> tuple[int, str]:
-    known = _KINDS.get(type(error))
-    if known is not None:
-        return known
     if isinstance(error, DatasetFormatError):
         return errno.EINVAL, str(error)
+    text = str(error).partition("Debug source")[0]
+    status, code = _STATUS.search(text), _code_in(text)
+    if code in _PASSING_CODES:
+        return errno.EIO, f"the store answers {code}"
+    if code == "NoSuchBucket":
+        return errno.ENOENT, NO_BUCKET
+    mark = f" ({code})" if code else ""
+    known = _KINDS.get(type(error))
+    if known is not None:
+        return known[0], known[1] + mark
     if not isinstance(error, Exception):
         return errno.EINVAL, "the store cannot be used so; check its endpoint and other settings"
-    text = str(error).partition("Debug source")[0]
-    status, code = _STATUS.search(text), _CODE.search(text)
     if scheme in _SETTINGS and _NO_CREDENTIALS.search(text[: status.start()] if status else text):
         return errno.EACCES, f"no credentials for this store are found; set {_SETTINGS[scheme]}"
     if "error sending request" in text:
         return errno.EIO, "the server cannot be reached; check the address and the network"
     if status or scheme == "msc":  # a text may have values of the profile
-        found = (status[1].strip() if status else type(error).__name__, code and f" ({code[1]})")
+        found = status[1].strip() if status else type(error).__name__
         is_final = status is not None and status[1][0] == "4" and status[1][:3] not in _PASSING
-        kind = errno.EINVAL if is_final else errno.EIO
-        return kind, f"the store answers {found[0]}{found[1] or ''}"
+        return errno.EINVAL if is_final else errno.EIO, f"the store answers {found}{mark}"
     for name, value in os.environ.items():
         if name.startswith(_OWN_VALUES) and value:
             text = text.replace(value, f"${name}")
     return errno.EIO, " ".join(_ADDRESS.sub("the store", text).split())[:300]
 
 
+def _code_in(text: str) -> str:
+    """Returns the code in the text of a store's error; "" without."""
+    code = _CODE.search(text)
+    return code[1] if code else ""
+
+
 def facts_of(address: str) -> Facts | None:
     """Returns the facts about an object; None if there is none."""
     objects, key = _object_at(address)
+    if not key:
+        return None
     try:
         with _errors_of(address):
-            found = objects.head(key) if key else None
+            try:
+                found = objects.head(key)
+            except _REFUSALS:  # the answer to HEAD has no body, where the code of an error is
+                found = objects.get(key).meta
     except FileNotFoundError:
         return None
-    return _facts_in(found) if found else None
+    if found["e_tag"] is None and isinstance(objects, (store.S3Store, store.GCSStore)):
+        text = "the answer has no ETag, so it may be from a proxy and not from the store"
+        raise OSError(errno.EIO, f"{text}; check the endpoint", address)
+    return _facts_in(found)
 
 
 def names_below(address: str, most: int | None = None) -> list[str]:
@@ -228,7 +255,9 @@ def write_whole(address: str, data: bytes | Path, over: Any = ANY) -> None:
             if over is ANY:
                 raise
             objects.put(key, data, mode="overwrite")
-        except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
+            if _code_in(str(error)) in _PASSING_CODES:
+                raise
             # A request of which the answer was lost has been done.
             if bytes(objects.get(key).bytes()) != data:
                 raise exceptions.AlreadyExistsError from None

@@ -192,6 +192,11 @@ class RemoteFolder(Folder):
             raise FileNotFoundError(errno.ENOENT, "there is no such folder", self._address(name))
         return found
 
+    def is_well(self, name: PurePath) -> bool:
+        """Never: stores throttle by prefix, and grants end by bucket, while others can be read."""
+        del name
+        return False
+
     def real_path(self, name: PurePath) -> Path:
         """Fetches a whole file, and returns the path of its copy; see `Folder.real_path`."""
         found = self.status(name)

@@ -74,7 +74,8 @@ class _LocalFileStore(FileStore[bytes]):
         try:
             return attempt()
         except OSError as error:
-            if error.errno not in _WAITED_FOR:
+            is_missing = isinstance(error, MissingFileError)
+            if is_missing or (files.is_local(path) and error.errno not in _WAITED_FOR):
                 raise
             return self._patience.retried(
                 attempt, path, lambda: _neighbours_can_be_read(path), error
@@ -174,7 +175,7 @@ def _neighbours_can_be_read(path: PurePath) -> bool:
         return False
     others = [name for name in names if not name.endswith("/") and name != path.name]
     tried = [path.parent / name for name in others[:_NEIGHBOURS_TRIED]]
-    return not tried or any(map(files.can_read, tried))
+    return any(map(files.can_read, tried)) if tried else files.is_local(path)
 
 
 class WebdatasetFileStore(_LocalFileStore):
