@@ -9,7 +9,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from itertools import islice
 from time import perf_counter
 from typing import Any, Generic, TypeVar
@@ -41,6 +40,11 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
+_TWO_ITERATORS = (
+    "This iterator of the loader has ended: a later iter(loader) took its place, as both would "
+    "share the batches of one epoch. To look at a batch during a loop, or to iterate twice at "
+    "once, make a second loader: get_loader(dataset)."
+)
 _END = Mark.END  # an enum takes as long as a call to find it
 
 
@@ -86,6 +90,7 @@ class RankRun(Generic[T]):
         self._place = self._mark  # where the run stood after the last step that was done
         # The second also after a step that was broken off twice.
         self._is_in_step = self._is_torn = False
+        self._newest_iterator: object = None
 
     def go_to(self, position: LoaderPosition) -> None:
         """Stops the worker processes; the next batch is that of `position`."""
@@ -123,9 +128,21 @@ class RankRun(Generic[T]):
         return position.start.pass_index * length + here
 
     def iterate(self) -> Iterator[T]:
-        """Begins with the first batch: trainers call `set_epoch` after `iter`, too."""
+        """Begins with the first batch: trainers call `set_epoch` after `iter`, too.
+
+        An earlier iterator of data that end is refused from then on: both would share one epoch.
+        """
         self._whole(self._begin, self.seek)
-        yield from self._batches(partial(self._whole, self._advance))
+        self._newest_iterator = own = object()
+        is_shared = self.dataset.endless and self.dataset.pass_length is None
+
+        def advance(has_yielded: bool) -> Delivery | None:
+            if self._newest_iterator is not own and not is_shared:
+                raise RuntimeError(_TWO_ITERATORS)
+            delivery: Delivery | None = self._whole(self._advance, has_yielded)
+            return delivery
+
+        yield from self._batches(advance)
 
     def _whole(self, advance: Callable[[Any], Any], argument: Any) -> Any:
         """Makes a step; until it is done, the run stands, and is saved, where it stood before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import islice
 from typing import Any
 
@@ -338,6 +339,81 @@ def test_length_of_a_virtual_epoch_may_change_in_a_run(texts) -> None:
     while len(found) < 7:
         found += list(resumed)
     assert_same(found[:7], expected[5:])
+
+
+# --------------------------------------------------------------------------------- two iterators
+
+ENDING = {
+    "validation": lambda path: validation(path),
+    "finite": lambda path: train(path, repeat=False),
+    "virtual": lambda path: train(path, virtual_epoch_length=7),
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "process": {"num_workers": 1},
+    "thread": {"num_workers": 1, "worker_type": "thread"},
+}
+
+
+@pytest.mark.parametrize("workers", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("kind", ENDING)
+def test_iterators_of_one_loader_never_share_an_epoch(texts, kind, workers) -> None:
+    with loader_from(ENDING[kind](texts), **workers) as loader:
+        epochs = [keys(loader) for _ in range(15)]
+    choice, newest, earlier = random.Random(1), None, []
+    yielded: list[list[str]] = []
+    num_ended = num_refused = 0
+    with loader_from(ENDING[kind](texts), **workers) as loader:
+        for _ in range(100):
+            action = choice.random()
+            if newest is None or action < 0.07:
+                earlier += [newest] if newest is not None else []
+                newest, own = iter(loader), []
+            elif action < 0.2 and earlier:
+                with pytest.raises(RuntimeError, match=r"make a second loader: get_loader\("):
+                    next(earlier.pop(0))
+                num_refused += 1
+            if (batch := next(newest, None)) is not None:
+                own.append(keys_of(batch))
+                yielded.append(own[-1])
+                continue
+            assert kind != "validation" or own == epochs[0]
+            newest, num_ended = None, num_ended + 1
+    assert num_ended
+    assert num_refused
+    if kind != "validation":
+        assert yielded == [batch for epoch in epochs for batch in epoch][: len(yielded)]
+
+
+@pytest.mark.parametrize("kind", ENDING)
+def test_a_peek_in_a_loop_is_refused_with_the_next_batch(texts, kind) -> None:
+    loader = loader_from(ENDING[kind](texts))
+    for use in (zip(loader, loader, strict=False), ((a, b) for a in loader for b in loader)):
+        with pytest.raises(RuntimeError, match="one epoch"):
+            list(use)
+
+
+def test_a_loop_that_was_left_is_no_second_iterator(texts) -> None:
+    loader = loader_from(train(texts, repeat=False))
+    found = []
+    try:
+        for batch in loader:
+            found.append(keys_of(batch))
+            if len(found) == 3:
+                raise KeyError("in the loop")
+    except KeyError as error:
+        kept = error  # and with it the frame of the loop
+        found += keys(loader)
+    assert found == keys(loader_from(train(texts, repeat=False)))
+    assert kept.__traceback__ is not None
+
+
+def test_iterators_of_endless_training_continue_one_another(texts) -> None:
+    loader = loader_from(train(texts))
+    found = [
+        keys_of(batch) for pair in islice(zip(loader, loader, strict=True), 6) for batch in pair
+    ]
+    assert found == keys(islice(loader_from(train(texts)), 12))
 
 
 # ------------------------------------------------------------------------------------- lengths
