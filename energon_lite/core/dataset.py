@@ -184,10 +184,7 @@ class SavableDataset(Described, IterableDataset[T_co], ABC):
         """Counts the items of a stream's pass (of its first epoch, if it is endless).
 
         Samples that are skipped or expanded while reading are not predicted.
-
-        Args:
-            stream: the stream. If it `estimates`, lists whose size depends on their samples are
-                counted by a few samples, which are read once for each dataset.
+        Where the size of lists depends on their samples, each sample counts as a list.
         """
 
     def own_traits(self, below: Traits) -> Traits:
@@ -210,7 +207,7 @@ class SavableDataset(Described, IterableDataset[T_co], ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves behind what follows from the rest: a changed copy has other traits."""
-        left = ("traits", "drawing", "trial")
+        left = ("traits", "drawing")
         return {name: value for name, value in vars(self).items() if name not in left}
 
     @property
@@ -316,7 +313,7 @@ class SavableDataset(Described, IterableDataset[T_co], ABC):
     def __len__(self) -> int:
         """Counts the items of this rank in a pass (an epoch, if endless), before any skipping.
 
-        Lists whose size depends on their samples are estimated; see `num_items`.
+        Where the size of lists depends on their samples, each sample counts as one.
         """
         return count_rank_items(self, self.worker_config)
 

@@ -78,7 +78,6 @@ class StreamContext:
 
     worker_config: WorkerConfig | None = None  # of the dataset that is read
     cache_pool: Any = None  # of the loader that drives the stream
-    most_skips = 0  # of a trial, whose failures are not reported; 0 for a run
 
     def __init__(self, stream: Stream, max_skip_rate: float = DEFAULT_MAX_SKIP_RATE) -> None:
         self.stream = stream
@@ -142,8 +141,6 @@ class StreamContext:
             FatalSampleError: More samples failed than the allowed rate.
         """
         self.records.append(record)
-        if 0 < self.most_skips < len(self.records):
-            raise FatalSampleError(f"more than {self.most_skips} samples were skipped")
         if record.on_purpose:
             before = self.num_quiet
             self.num_quiet += record.num_samples

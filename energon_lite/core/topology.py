@@ -58,8 +58,7 @@ class Stream:
     `pass_index` numbers the passes over finite training data, so that each has another order.
     `share` is the part of the stream's draws that a dataset inside a blend gets: a hint on how far
     to read ahead, on which no content depends. `is_measured` is set where a stage above counts the
-    tokens of samples, so that no stage below does. `estimates` is set where its items are counted,
-    and a few samples may be read to estimate them.
+    tokens of samples, so that no stage below does.
     """
 
     index: int
@@ -67,7 +66,6 @@ class Stream:
     pass_index: int = 0
     share: float = 1.0
     is_measured: bool = False
-    estimates: bool = False
 
     def part(self, mean: float) -> int:
         """Returns its part where all streams, of about `mean` each, are rounded up together."""
@@ -662,16 +660,14 @@ def _place_in_environment() -> tuple[int, int]:
     return rank, world_size
 
 
-def count_rank_items(
-    dataset: Any, config: WorkerConfig | None, pass_index: int = 0, estimates: bool = True
-) -> int:
+def count_rank_items(dataset: Any, config: WorkerConfig | None, pass_index: int = 0) -> int:
     """Counts the items of a rank in a pass; of endless data in an epoch, equally on all ranks."""
     config = config or WorkerConfig(rank=0, world_size=1, num_workers=0)
     if dataset.pass_length is not None and dataset.training:
         return int(dataset.pass_length)
     slots = RankSlots(0, config.rank, config.world_size, config.default_num_streams)
     items = {
-        index: dataset.num_items(Stream(index, slots.num_streams, pass_index, estimates=estimates))
+        index: dataset.num_items(Stream(index, slots.num_streams, pass_index))
         for index in (range(slots.num_streams) if dataset.endless else slots.streams())
     }
     # Where epoch follows epoch, trainers that count them by this must stop at one step.

@@ -381,7 +381,7 @@ class FunctionRun:
         current_context().count_skip(
             SkipRecord(key, name, source, spec.name, describe(error), on_purpose, len(lost))
         )
-        if on_purpose or current_context().most_skips:
+        if on_purpose:
             return
         note_place(error, spec.function)
         spec.on_error(error, argument, sources)

@@ -142,7 +142,6 @@ class PassEnds:
         self._counted: dict[Any, tuple[list[int], bool]] = {}
         self._predicted: dict[Any, int] = {}
         self._learned: int | None = None
-        self._has_learned = False
 
     def chosen(self) -> End:
         """Returns how the next pass ends."""
@@ -172,27 +171,21 @@ class PassEnds:
         even.votes = self._votes
         return even
 
-    def num_steps(self, position: LoaderPosition, *, estimates: bool = True) -> int:
+    def num_steps(self, position: LoaderPosition) -> int:
         """Counts the batches of the rank in a pass; after the end of a pass, in the next one.
 
         Of endless data it is an epoch's.
 
-        It is worked out before the pass, so samples that will be skipped or expanded, and packs and
-        buckets without a length index, are estimated. If the last whole pass had another number, it
-        is that.
-
-        Args:
-            position: of the rank.
-            estimates: whether a few samples may be read to estimate packs and buckets; else each
-                sample counts as one.
+        It is worked out before the pass, so samples that will be skipped or expanded are not
+        predicted, and each sample counts as a list where packs, buckets and groups depend on what
+        is read. If the last whole pass had another number, it is that.
         """
         if self._learned is not None:
             return self._learned
-        estimates = estimates and not self._has_learned
         start = position.start.after(self._dataset.training) if position.ended else position.start
-        about = (start.slots.num_streams, start.pass_index, self.chosen(), estimates)
+        about = (start.slots.num_streams, start.pass_index, self.chosen())
         if about not in self._predicted:
-            self._predicted = {about: self._predict(start, estimates)}
+            self._predicted = {about: self._predict(start)}
         return self._predicted[about]
 
     def learn(self, position: LoaderPosition) -> None:
@@ -200,21 +193,20 @@ class PassEnds:
         is_virtual = self._dataset.training and self._dataset.pass_length is not None
         is_whole = position.start.slots.base == 0 and not position.emitted  # and not resumed
         if is_whole and not is_virtual:
-            self._learned, self._has_learned = None, True
+            self._learned = None
             if position.num_steps != self.num_steps(position):
                 self._learned = position.num_steps
 
-    def _predict(self, start: PassStart, estimates: bool) -> int:
+    def _predict(self, start: PassStart) -> int:
         dataset, end, num_streams = self._dataset, self.chosen(), start.slots.num_streams
         if end == "uneven":
             config = dataclasses.replace(self._config, num_streams=num_streams)
-            return count_rank_items(dataset, config, start.pass_index, estimates)
+            return count_rank_items(dataset, config, start.pass_index)
         limit = dataset.pass_length
         if limit is not None and dataset.training:
             return limit
         world_size = self._config.world_size
-        first = Stream(0, num_streams, start.pass_index, estimates=estimates)
-        streams = (dataclasses.replace(first, index=index) for index in range(num_streams))
+        streams = (Stream(index, num_streams, start.pass_index) for index in range(num_streams))
         counts = list(map(dataset.num_items, streams))
         ranks = [RankSlots(0, rank, world_size, num_streams) for rank in range(world_size)]
         if dataset.traits.lockstep:

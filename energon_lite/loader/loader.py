@@ -196,9 +196,8 @@ class SavableDataLoader(Described, DataLoader[T]):
         """Counts the batches of this rank in this pass (an epoch, if endless).
 
         It is worked out before the pass, so samples that will be skipped or expanded are not
-        predicted. Packs and buckets without a length index are estimated by up to 1,024 samples,
-        which are read when this is called first. After a whole pass over finite data it is the
-        number of batches of that pass.
+        predicted. In packs and buckets without a length index, and in groups, each sample counts as
+        one. After a whole pass over finite data it is the number of batches of that pass.
         """
         self._meet_accelerate()  # transformers.Trainer asks for the length before all else
         return self._ends.num_steps(self._run.position)

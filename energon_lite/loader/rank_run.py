@@ -189,7 +189,7 @@ class RankRun(Generic[T]):
                 self._begin(self.seek)
         has_passes = not self.dataset.endless or length is not None
         num_returned = self.position.items_in_pass if has_passes else 0
-        num_steps = self._ends.num_steps(self.position, estimates=not has_passes)
+        num_steps = self._ends.num_steps(self.position)
         number = seek.num_to_discard(has_passes, num_returned, num_steps)
         deque(islice(self._batches(self._advance), number), maxlen=0)
 

@@ -42,7 +42,7 @@ class Seek:
             return None
         if self.is_restored and self.epoch not in (here, here + 1):
             # The state decides. A trainer that begins to count at 0 continues from there; where one
-            # is inside of an epoch, it counts epochs by an estimate of their length.
+            # is inside of an epoch, it counts epochs by a length that is too high.
             self.offset = None if self.batch else here - self.epoch
         return None if self.offset is None else self.epoch + self.offset
 

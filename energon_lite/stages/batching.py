@@ -109,7 +109,8 @@ class GroupLists(CollectDataset[list[Any]]):
     """Lists of samples of one group, chosen by a `GroupCollector`.
 
     State, Keys: those of `CollectDataset`.
-    Length: as if there was one group; with several, each may end with a list that is not full.
+    Length: each sample counts as a list, as any may be the only one of its group; with `drop_last`,
+        that below over the batch size.
 
     Args:
         dataset: the samples; they must be replayable.
@@ -131,8 +132,8 @@ class GroupLists(CollectDataset[list[Any]]):
         super().__init__(dataset)
         self.criterion = criterion
         self.batch_size = None if batch_size is None else check_batch_size(batch_size)
-        self.samples_per_list = self.batch_size or 0
-        self.batch_drop_last = drop_last
+        self.samples_per_list, self.most_groups = self.batch_size or 0, None
+        self.batch_drop_last = self.drops_lists = drop_last
 
     def collector(self, stream: Stream, cursor: CollectCursor) -> GroupCollector:
         """Returns what chooses the lists of a stream."""
@@ -179,7 +180,8 @@ class BucketLists(MeasuredLists):
     """Lists of samples of similar lengths, chosen by a `BucketCollector`.
 
     State, Keys: those of `CollectDataset`.
-    Length: that below over the batch size, rounded up; with a budget at most that below.
+    Length: that below over the batch size, and one for the rest of each group; with a budget, or
+        groups by a function, at most that below.
 
     Args:
         dataset: the samples, measured; they must be replayable, as buffered ones are saved as keys.
@@ -206,7 +208,7 @@ class BucketLists(MeasuredLists):
             )
         self.batch_size = None if batch_size is None else check_batch_size(batch_size)
         self.buckets = buckets
-        self.drop_last = drop_last
+        self.drop_last = self.drops_lists = drop_last
         self.samples_per_list = 0 if buckets.has_budget else self.batch_size or 0
         super().__init__(dataset, buckets)
 

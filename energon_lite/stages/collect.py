@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext, suppress
-from functools import cached_property
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from energon_lite.batching.collector import Collector, OneByOne, Samples
-from energon_lite.core.dataset import Cursor, SavableDataset, StreamRun
+from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.keys import REPEATED, first_leaf, name_of_key, whole
 from energon_lite.core.sample_columns import samples_of
@@ -19,7 +18,6 @@ from energon_lite.core.state import RestoreKey, Snapshot
 from energon_lite.core.stream_context import (
     Again,
     SkipRecord,
-    context_of,
     current_context,
     replaying,
 )
@@ -41,9 +39,6 @@ T = TypeVar("T")
 _SPARE = 64
 # Above this number of groups a snapshot forgets groups that are not needed.
 _MANY_GROUPS = 64
-# An estimate reads 64 samples at each of 16 places of the data, at fewer where it has 64 lists of
-# 256 samples. These follow each other 16 times, as in windows that are full.
-_PLACES, _PER_PLACE, _ENOUGH_LISTS, _ENOUGH_SAMPLES, _REPETITIONS = 16, 64, 64, 256, 16
 
 
 class Found(NamedTuple):
@@ -111,7 +106,7 @@ class CollectDataset(ListDataset[T]):
     State: restore keys of the buffered samples; for each of them its number, group and lengths and
         what the collector saves of it; counts. After a resume a sample is re-created when it
         leaves.
-    Length: that below over `samples_per_list`, rounded up.
+    Length: the most lists that there can be: each sample counts as one where nothing else is known.
     Keys: `(kind, slot, key, key, ...)`; that of a part of a sample is
         `("piece", start, stop, key)`, that of a repeated sample `("repeated", number, key)`.
 
@@ -120,7 +115,10 @@ class CollectDataset(ListDataset[T]):
 
     Attributes:
         what: what buffers samples, for the error if they cannot be re-created; "" if none does.
-        samples_per_list: samples of a list; 0 where this depends on the samples.
+        samples_per_list: samples of a full list; 0 where this depends on the samples.
+        most_groups: groups of the samples at most, each of which may end with a list that is not
+            full; None if any number.
+        drops_lists: whether lists that are not full are dropped.
         num_lengths: R, the resources of a sample.
         keeps_lengths: whether the cursor knows the lengths of the list that it returned last.
         looks_at_samples: whether a collector looks at samples, and not only at their lengths.
@@ -132,6 +130,8 @@ class CollectDataset(ListDataset[T]):
 
     what: str = ""
     samples_per_list: int = 0
+    most_groups: int | None = 1
+    drops_lists: bool = False
     num_lengths: int = 1
     keeps_lengths: bool = False
     looks_at_samples: bool = False
@@ -185,71 +185,16 @@ class CollectDataset(ListDataset[T]):
         return CollectCursor(self, stream)
 
     def num_items(self, stream: Stream) -> int:
-        """Counts the lists as if all samples were of one group."""
-        num_samples = self.dataset.num_items(stream)
-        may_try = stream.estimates and num_samples and not self.samples_per_list
-        about = self.trial if may_try else None
-        at_end, per_sample = about or (0.0, 1 / (self.samples_per_list or 1))
+        """Counts the lists of a stream's pass at most; of endless data, about those of an epoch."""
+        num_samples, size = self.dataset.num_items(stream), max(1, self.samples_per_list)
         if self.endless:
-            return stream.part(per_sample * num_samples)
-        if about is None:
-            return -(-num_samples // (self.samples_per_list or 1))
-        return stream.part(max(0.0, at_end + per_sample * num_samples))
-
-    @cached_property
-    def trial(self) -> tuple[float, float] | None:
-        """Lists that a stream has at its end, and for each sample; None if none could be read.
-
-        It is that of the first pass, on any topology. Where samples are left, it is a standard
-        error too high: a trainer that counts on too many lists loses none.
-        """
-        num_samples, num_read = self.dataset.num_items(Stream(0, 1)), 0
-        found, is_once = Found([], [], [], []), self.traits.each_once and not self.endless
-        # A short stream is read whole, so that it has its part of each source.
-        num_streams = max(1, num_samples // _PER_PLACE) if is_once else _PLACES
-        places = [k * 5 % _PLACES * num_streams // _PLACES for k in range(_PLACES)]
-        with suppress(Exception):  # the run meets what fails here, and reports it
-            for index in dict.fromkeys(places):
-                context = StreamRun(self, Stream(index, num_streams), max_skip_rate=1).context
-                context.most_skips = _PLACES * _PER_PLACE
-                inner = self.dataset.cursor(context.stream)
-                units = self.units(inner)
-                with context_of(context), context.generators or nullcontext():
-                    while context.num_draws < 2 * _PER_PLACE:
-                        has_ended = self.read(inner, units, _PLACES, found)
-                        if not self.looks_at_samples:
-                            found.samples[:] = [SKIPPED] * len(found.samples)
-                        if has_ended:
-                            break
-                    num_lists = self._count_lists(found)
-                num_read += context.num_draws * bool(found.keys)
-                enough = _ENOUGH_SAMPLES if num_lists >= _ENOUGH_LISTS else _PLACES * _PER_PLACE
-                if num_read >= enough:
-                    break
-            lengths, columns = np.array(found.lengths), [column * _REPETITIONS for column in found]
-            with context_of(context):
-                more = self._count_lists(Found(*columns)) - num_lists  # type: ignore[arg-type]
-            per_sample = more / (_REPETITIONS - 1) / num_read
-            own = lengths[:: self.num_lengths]
-            error = (num_read < num_samples) * own.std() / own.mean() / num_read**0.5
-            return num_lists - per_sample * num_read, per_sample * (1 + float(error))
-        return None
-
-    def _count_lists(self, found: Found) -> int:
-        """Counts the lists that a collector makes of units."""
-        cursor, at, num_lists = CollectCursor(self, Stream(0, 1)), 0, 0
-        collector, width = cursor.collector, self.num_lengths
-        while True:
-            has_ended = at >= len(found.keys)
-            if collector.next(num_lists, has_ended) is not None:
-                num_lists += 1
-            elif has_ended:
-                return num_lists
-            else:
-                first, at = at, at + collector.num_wanted
-                lengths = found.lengths[first * width : at * width]
-                own = (found.keys[first:at], found.groups[first:at], lengths)
-                cursor.add(Found(*own, found.samples[first:at]))
+            return stream.part(num_samples / size)
+        if self.drops_lists:
+            return num_samples // size
+        if self.most_groups is None:
+            return num_samples
+        # Each group may end with a list that is not full.
+        return min(num_samples, (num_samples + self.most_groups * (size - 1)) // size)
 
 
 class CollectCursor(Cursor[Any]):

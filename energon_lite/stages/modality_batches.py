@@ -41,7 +41,7 @@ class ModalityLists(MeasuredLists):
     another one of the same group.
 
     State, Keys: those of `CollectDataset`.
-    Length: as if there was one group; with several, each may end with a list that is not full.
+    Length: that below over the batch size, and one for the rest of each group if that is kept.
 
     Args:
         dataset: the samples, measured; they must be replayable, as buffered ones are saved as keys.
@@ -62,7 +62,8 @@ class ModalityLists(MeasuredLists):
         names = sorted(found, key=repr)
         self.groups = Groups(names, [float(found[group]) for group in names])
         super().__init__(dataset, split)
-        self.groups_from_start = range(len(names))
+        self.groups_from_start, self.most_groups = range(len(names)), len(names)
+        self.drops_lists = split.end == "drop"
         check_sources(dataset, split, names)
         self._numbers = {group: number for number, group in enumerate(names)}
         if isinstance(split.group_by, Mapping):
@@ -95,12 +96,6 @@ class ModalityLists(MeasuredLists):
         return ModalityCollector(
             self.split, self.groups, self.batch_size, self.run_seed, stream, is_endless=self.endless
         )
-
-    def num_items(self, stream: Stream) -> int:
-        """Counts the lists as if all samples were of one group."""
-        num_samples = self.dataset.num_items(stream)
-        rounds_down = self.split.end == "drop"
-        return num_samples // self.batch_size if rounds_down else super().num_items(stream)
 
     def group_number(self, key: RestoreKey, sample: Any, group: Any) -> int:
         """Returns the number of a group, of those that have a share."""

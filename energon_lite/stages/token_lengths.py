@@ -197,6 +197,8 @@ class MeasuredLists(CollectDataset[list[Any]]):
         self.rules = rules
         self.num_lengths = len(rules.resources)
         self.group_by = "source" if isinstance(rules.group_by, Mapping) else rules.group_by
+        known = {None: 1, "source": len(self.sources()), "modality": 2}
+        self.most_groups = None if callable(self.group_by) else known[self.group_by]
         if callable(self.group_by):
             self.group_by = UserFunction(
                 _InTuple(self.group_by), name="group_by", seed=self.run_seed,

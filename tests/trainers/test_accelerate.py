@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from energon_lite import LoaderCallback, Packing, WorkerConfig, stateless
-from energon_lite.stages.collect import CollectDataset
 
 from ..helpers import text_set
 from .data import DictEncoder, Model, in_slot_order, keys_in, train_loader, val_loader
@@ -286,15 +285,12 @@ def test_trainer_makes_two_passes_over_streamed_packs(tmp_path: Path) -> None:
     seen = keys_in(whole)
     for keys in (seen[:1500], seen[1500:]):
         assert sorted(keys) == [f"{n:05d}" for n in range(1500)]
-    assert steps <= log["max_steps"] == pytest.approx(steps, rel=0.1)
-    rates = [entry["learning_rate"] for entry in log["history"] if "loss" in entry]
-    assert rates[steps // 2] == pytest.approx(0.5, abs=0.05)
-    assert rates[-1] < 0.1
+    # Each text counts as a pack.
+    assert steps <= log["max_steps"] == 2 * -(-1500 // 8)
 
 
-def test_trainer_that_counts_on_too_long_epochs_resumes_where_it_stood(tmp_path, monkeypatch):
+def test_trainer_that_counts_on_too_long_epochs_resumes_where_it_stood(tmp_path: Path) -> None:
     folder = text_set(tmp_path / "texts", 300)
-    monkeypatch.setattr(CollectDataset, "trial", (0.0, 0.5))
     run = {**PACKED, "saves_loader": True, "save_steps": 1, "num_train_epochs": 3, "log": {}}
     whole, steps, log = run_ranks(1, hf_train, folder, tmp_path, **run)[0]
     third = steps // 3
