@@ -59,7 +59,7 @@ class Format(ABC):
 
     def is_mine(self, path: PurePath) -> bool:
         """Returns whether the dataset at a path is of this format; decides by its name."""
-        return path.suffix == self.suffix and not is_folder(path)
+        return path.suffix.lower() == self.suffix and not is_folder(path)
 
     @abstractmethod
     def open(self, path: PurePath, **settings: Any) -> Opened:

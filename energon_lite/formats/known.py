@@ -23,7 +23,7 @@ def register_format(own: Format) -> None:
 
 def format_of(path: PurePath) -> Format:
     """Returns the format of a dataset; decides by its name, without reading it."""
-    home = _BY_SUFFIX.get(path.suffix)
+    home = _BY_SUFFIX.get(path.suffix.lower())
     known = [*FORMATS, *([import_name(home)()] if home else []), _FOLDER]
     found: Format = next(own for own in known if own.is_mine(path))
     return found

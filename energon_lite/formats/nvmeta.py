@@ -17,6 +17,7 @@ import numpy as np
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, did_you_mean
 from energon_lite.core.seeds import key_of
+from energon_lite.formats.other_data import how_to_convert
 from energon_lite.formats.tar import BLOCK
 from energon_lite.storage import files
 from energon_lite.storage.braces import check_num_names, expand
@@ -24,9 +25,6 @@ from energon_lite.storage.files import is_there, map_file, warn_once, write_atom
 from energon_lite.storage.yaml import YamlMap, check_keys, dump_config, load_yaml
 
 META = ".nv-meta"
-ONE_OBJECT_PER_LINE = (
-    "write one object into each line (of a JSON array: `jq -c '.[]' array.json > lines.jsonl`)"
-)
 INFO_JSON = ".info.json"
 INFO_YAML = ".info.yaml"
 INDEX_UUID = "index.uuid"
@@ -187,14 +185,18 @@ def not_prepared(root: PurePath) -> FileNotFoundError | DatasetFormatError:
         more = f" and {len(below) - 10} more" if len(below) > 10 else ""
         names = ", ".join(below[:10]) + more
         prepare = f"of its folders {names} are: give the path of one, or of a metadataset"
-    return FileNotFoundError(f"{text} (no {META}/{INFO_JSON}); {prepare}")
+    remedy = f"; {prepare}"
+    if not below and (answer := how_to_convert(root)):
+        remedy = f".{answer}"
+    return FileNotFoundError(f"{text} (no {META}/{INFO_JSON}){remedy}")
 
 
 def no_folder(path: PurePath) -> str:
     """Describes a file in the place of a dataset's folder."""
-    text = f"{path} is a file; give the path of a folder of .tar files"
-    is_json = path.suffix in (".json", ".ndjson")
-    return f"{text}, or of a .jsonl file: {ONE_OBJECT_PER_LINE}" if is_json else text
+    return (
+        f"{path} is a file; give the path of a folder of .tar files, or of a .jsonl file."
+        f"{how_to_convert(path)}"
+    )
 
 
 def mapping(value: Any, place: str) -> YamlMap:

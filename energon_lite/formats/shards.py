@@ -28,7 +28,7 @@ from energon_lite.formats.large_files import LARGE_BYTES, FileContents, read_fil
 from energon_lite.formats.nvmeta import INFO_JSON, META, index_path, read_index, reindex
 from energon_lite.formats.sqlite import INDEX_SQLITE, IndexDatabase
 from energon_lite.formats.stored_offsets import StoredOffsets
-from energon_lite.formats.tar import BLOCK, FEW_BYTES, block_members, first_keys
+from energon_lite.formats.tar import BLOCK, FEW_BYTES, block_members, check_kind, first_keys
 from energon_lite.storage import files, patience
 from energon_lite.storage.byte_file import ByteFile
 from energon_lite.storage.ranges import (
@@ -712,11 +712,14 @@ class ShardReader(RangeReader):
 
     def check_content(self, shard: int, file: ByteFile, offsets: Int64Array) -> None:
         """Compares a tar with the stored offsets, or with `index.sqlite`."""
+        keys = first_keys(file, int(offsets[-1]))[:1]
+        if not keys:
+            check_kind(file)
         self._keys = self._keys or KeyCheck(self.root, self.shards, self.tar_file_ids)
         if self.stored is None:
             self._keys.check_shard(shard, file, offsets)
             return
-        for key in first_keys(file, int(offsets[-1]))[:1]:
+        for key in keys:
             if not self.stored.has_first_key(shard, key):
                 raise self._keys.error(shard, 0, key, f"{self.stored.path.name} has another")
 

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from energon_lite.core.arrays import BoolArray, Int64Array, UInt8Array
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage.byte_file import ByteFile
+from energon_lite.storage.file_kinds import HEAD_BYTES, kind_of
 from energon_lite.storage.files import open_bytes
 
 BLOCK = 512
@@ -275,6 +276,13 @@ def _tar_headers(file: BinaryIO, stop: int) -> Iterator[Header]:
         pos = header.end
 
 
+def check_kind(tar: ByteFile) -> None:
+    """Raises a `TarError` if the first bytes are those of another kind of file."""
+    kind = kind_of(tar.read(0, min(HEAD_BYTES, tar.size_bytes)))
+    if kind:
+        raise TarError(f"{tar.path} is no tar, but {kind}")
+
+
 def _read_bytes(file: BinaryIO, pos: int, need: int) -> bytes:
     """Reads `need` bytes, or those up to the end of the file."""
     file.seek(pos)
@@ -290,9 +298,9 @@ def iter_tar(path: PurePath) -> Iterator[Header]:
     """
     last = "no member"
     end = 0
+    tar = open_bytes(path)
+    size, file = tar.size_bytes, tar.stream(_WINDOW)
     try:
-        tar = open_bytes(path)
-        size, file = tar.size_bytes, tar.stream(_WINDOW)
         for header in _tar_headers(file, size):
             if header.end > size and header.data + header.size > size:
                 raise TarError(f"truncated: member {header.name!r} is cut off")
@@ -301,6 +309,8 @@ def iter_tar(path: PurePath) -> Iterator[Header]:
             end = header.end
         _check_tail(file, end)
     except TarError as error:
+        if not end:
+            check_kind(tar)
         raise TarError(f"{path}: {error} (after {last}); write the tar again") from None
     if not size:
         raise TarError(f"{path}: the file is empty; write the tar again")

@@ -126,7 +126,7 @@ def is_metadataset(path: Source) -> bool:
     if isinstance(path, Mapping):
         return True
     local = local_path(path)
-    return local.suffix in _SUFFIXES and not files.is_folder(local)
+    return local.suffix.lower() in _SUFFIXES and not files.is_folder(local)
 
 
 def split_names(source: Source) -> list[str]:
@@ -312,7 +312,7 @@ def _join(node: Join, file: _File, here: _Around) -> Join:
         around = inside.entered(member)
         file.tree.add(member, around)
         written = PurePath(member.written)
-        if written.suffix in _SUFFIXES or format_of(written).only_part is not None:
+        if written.suffix.lower() in _SUFFIXES or format_of(written).only_part is not None:
             raise member.at("path").error(
                 f"{member.written!r}: a join is of prepared dataset folders, as its samples are "
                 "found by key; prepare the samples as a folder of tar shards"

@@ -104,7 +104,7 @@ def folder_factory(
         DatasetFormatError: The file is wrong; names file, line and key.
     """
     trust = is_trusted(trust)
-    if root.suffix in (".yaml", ".yml") and not files.is_folder(root):
+    if root.suffix.lower() in (".yaml", ".yml") and not files.is_folder(root):
         raise DatasetFormatError(f"{root} is a metadataset; give the path of one of its datasets")
     config = read_dataset_config(root, dataset_config)
     where = config.file

@@ -44,7 +44,7 @@ def with_meta_dir(path: str | os.PathLike[str], meta_dir: str | os.PathLike[str]
         ValueError: The path is that of a file.
     """
     data = local_path(path)
-    if data.suffix in (".yaml", ".jsonl"):
+    if data.suffix.lower() in (".yaml", ".yml", ".jsonl"):
         raise ValueError(f"{data}: meta_dir (--meta-dir) is for a folder of tars, not for a file")
     mark = quote(os.fspath(_absolute(local_path(meta_dir))), safe="")
     parts = [part for part in _absolute(data).parts if part != "/"]

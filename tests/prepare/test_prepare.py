@@ -320,8 +320,8 @@ def break_tar(root: Path, members=None, data=None) -> None:
         ({"data": lambda data: data[:1540]}, r"'00010\.json' is cut off .*'00010\.txt'"),
         ({"data": lambda data: data[:1600]}, r"ends in the padding after member '00010\.json'"),
         ({"data": lambda data: b""}, "the file is empty"),
-        ({"data": lambda data: b"<html>" * 200}, "no tar header at byte 0"),
-        ({"data": lambda data: gzip.compress(data, 0)}, "compressed with gzip"),
+        ({"data": lambda data: bytes(range(1, 256)) * 4}, "no tar header at byte 0"),
+        ({"data": lambda data: gzip.compress(data, 0)}, "is no tar, but gzip data; decompress"),
         ({"members": [("a\udcff.txt", b"")]}, "not UTF-8; rename it"),
     ],
 )

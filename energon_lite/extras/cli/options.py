@@ -88,7 +88,7 @@ def late(name: str) -> Any:
 
 def is_metadataset(path: PurePath) -> bool:
     """Returns whether a path is that of a metadataset, without importing what reads it."""
-    return path.suffix in (".yaml", ".yml") and not late("storage.files.is_folder")(path)
+    return path.suffix.lower() in (".yaml", ".yml") and not late("storage.files.is_folder")(path)
 
 
 def bar_of(wanted: bool | None, as_json: bool) -> Any:

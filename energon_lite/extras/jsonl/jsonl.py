@@ -22,6 +22,7 @@ from energon_lite.formats.format import Format, Opened
 from energon_lite.formats.shards import MAX_OPEN, RangeReader, Rows
 from energon_lite.names.energon_modules import LazyFunction
 from energon_lite.storage import files
+from energon_lite.storage.file_kinds import HEAD_BYTES, kind_of
 from energon_lite.storage.local_paths import local_path
 
 IJSONL_SUFFIX = ".jsonl.idx"
@@ -32,16 +33,6 @@ MAX_LINE_BYTES = 1 << 30
 _READ_BYTES = 4 << 20
 _SAMPLES_SHOWN = 20
 _BOM = b"\xef\xbb\xbf"
-# How files of other kinds begin, and what to do with them.
-_OTHER = {
-    b"\x1f\x8b": "gzip data; decompress it (gunzip)",
-    b"BZh": "bzip2 data; decompress it (bunzip2)",
-    b"\x28\xb5\x2f\xfd": "zstd data; decompress it (unzstd)",
-    b"\xfd7zXZ": "xz data; decompress it (unxz)",
-    b"PK\3\4": "a zip archive; unpack it",
-    b"\xff\xfe": "text in UTF-16; write it in UTF-8",
-    b"\xfe\xff": "text in UTF-16; write it in UTF-8",
-}
 
 
 def line_index_path(path: PurePath) -> PurePath:
@@ -138,8 +129,7 @@ def _opened_lines(path: PurePath) -> files.ByteFile:
         file = files.open_bytes(path)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist; check the path") from None
-    head = file.read(0, min(8, file.size_bytes))
-    kind = next((kind for start, kind in _OTHER.items() if head.startswith(start)), None)
+    kind = kind_of(file.read(0, min(HEAD_BYTES, file.size_bytes)), is_text=True)
     if kind:
         raise DatasetFormatError(f"{path} has no lines of JSON, but {kind}")
     return file

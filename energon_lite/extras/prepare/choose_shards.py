@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.formats.nvmeta import META, is_utf8, no_folder
+from energon_lite.formats.other_data import how_to_convert
 from energon_lite.storage import files
 from energon_lite.storage.braces import expand
 from energon_lite.storage.local_paths import local_path
 
 _PACKED = (".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _TARS = (".tar", *_PACKED)
-_EXCLUDING = r"\.(tgz|tar\.\w+)$"  # matches each of these, and no .tar
+_EXCLUDING = r"(?i)\.(tgz|tar\.\w+)$"  # matches each of these, and no .tar
 _GLOB = re.compile(r"[*?\[]")
 _GLOB_WORD = re.compile(r"\*\*/|\*\*|\[!?[^]/]+\]|.", re.DOTALL)
 RATIO_PARTS = ("train", "val", "test")
@@ -222,7 +223,7 @@ def find_shards(
         names = [name for name in names if not pattern.search(name)]
         if num_tars and not names:
             raise FileNotFoundError(f"{root}: exclude {exclude!r} leaves none of {num_tars} tars")
-    packed = sorted(name for name in names if name.endswith(_PACKED))
+    packed = sorted(name for name in names if name.lower().endswith(_PACKED))
     if packed:
         raise DatasetFormatError(
             f"{root / packed[0]}: a compressed tar has no random access ({len(packed)} such "
@@ -230,11 +231,7 @@ def find_shards(
             rf"files with --exclude '{_EXCLUDING}'"
         )
     if not names:
-        what = (
-            "there is no .tar file in this folder or below it. A folder of other files needs no "
-            f"preparation: cookers read them by `aux: {{name: filesystem://{root}}}`, and "
-            "`energon-lite prepare-media` stores the sizes of images, videos and recordings"
-        )
+        what = f"there is no .tar file in this folder or below it.{how_to_convert(root)}"
         if paths is not None:
             what = "no tar was named; give paths below this folder, or None for all"
         raise FileNotFoundError(f"{root}: {what}")
@@ -304,7 +301,7 @@ def _tars_of_glob(root: PurePath, pattern: str) -> list[str]:
         match = re.compile(glob_regex(pattern)).fullmatch
         return [name for name in files_below(root, _TARS) if match(name)]
     tars = (tar for tar in Path(root).glob(pattern) if tar.is_file())
-    return [tar.relative_to(root).as_posix() for tar in tars if tar.name.endswith(_TARS)]
+    return [tar.relative_to(root).as_posix() for tar in tars if tar.name.lower().endswith(_TARS)]
 
 
 def data_root(path: str | os.PathLike[str]) -> PurePath:
@@ -356,7 +353,7 @@ def files_below(root: PurePath, endings: tuple[str, ...] = ("",)) -> list[str]:
         for name in files.entries(folder):
             path = folder / name
             if not name.endswith("/"):
-                if name.endswith(endings):
+                if name.lower().endswith(endings):
                     names.append(path.relative_to(root).as_posix())
             elif path.name != META:
                 (folders if files.resolved(path) == real / path.name else links).append(path)

@@ -37,13 +37,6 @@ from energon_lite.storage.local_paths import local_path
 
 # Appended to the name of a tar that `rename_samples` has replaced.
 ORIGINAL = ".orig"
-_MAGIC = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"PK": "zip",
-}
 
 
 class ShardResult(NamedTuple):
@@ -221,7 +214,7 @@ def scan_shard(path: PurePath) -> tuple[ShardRows, int]:
                 names.add(part)
             parts.append((index, part, data, size))
     except TarError as error:
-        raise DatasetFormatError(f"{error}{_packed_hint(path)}") from None
+        raise DatasetFormatError(str(error)) from None
     if end > files.size_of(path):
         raise DatasetFormatError(
             f"{path}: truncated: the file ends in the padding after member {name!r}; "
@@ -283,13 +276,6 @@ def _twice(
         f"{path}: the parts of sample {key!r} are apart: {members}, then other samples, then "
         f"{name!r}. Write the tar so that they follow each other (`tar --sort=name`)"
     )
-
-
-def _packed_hint(path: PurePath) -> str:
-    file = files.open_bytes(path)
-    first = file.read(0, min(6, file.size_bytes))
-    kind = next((kind for magic, kind in _MAGIC.items() if first.startswith(magic)), None)
-    return f". The file is compressed with {kind}: unpack it first" if kind else ""
 
 
 # -------------------------------------------------------------------------- other sample keys

@@ -18,7 +18,7 @@ from energon_lite.extras.jsonl.jsonl import (
 )
 from energon_lite.extras.prepare.decisions import Progress, Request
 from energon_lite.extras.prepare.report import PrepareReport
-from energon_lite.formats.nvmeta import ONE_OBJECT_PER_LINE
+from energon_lite.formats.other_data import ONE_OBJECT_PER_LINE
 from energon_lite.storage.local_paths import local_path
 
 _OF_FOLDERS = (

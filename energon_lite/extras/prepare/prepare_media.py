@@ -148,7 +148,7 @@ def _files_of(root: PurePath, media_filter: MediaFilterConfig) -> _Files:
     chosen = sorted(n for n in names if is_utf8(n) and media_filter.should_consider_media(n))
     if not chosen:
         hint = ""
-        if any(name.endswith(".tar") for name in names):
+        if any(name.lower().endswith(".tar") for name in names):
             hint = f". To use its tars as a dataset, run `energon-lite prepare {root}` first"
         raise ValueError(
             f"{root}: No media files found to process: none of {len(names):,} files is chosen by "
