@@ -10,6 +10,7 @@ import operator
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from enum import Enum
 from functools import cached_property, wraps
 from types import UnionType
 from typing import Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -17,7 +18,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Union, get_args, get_orig
 import numpy as np
 
 from energon_lite.core.arrays import BoolArray, Int64Array
-from energon_lite.core.errors import did_you_mean
+from energon_lite.core.errors import FatalSampleError, did_you_mean
 
 # What a pack holds most of, and what a plain number means.
 TOKENS = "tokens"
@@ -673,6 +674,26 @@ def is_group(value: Any) -> bool:
     """Returns whether a value can name a group: a text, number, bool, None or a tuple of these."""
     parts = value if isinstance(value, tuple) else (value,)
     return all(part is None or isinstance(part, (str, int, bool)) for part in parts)
+
+
+def group_from(value: Any, sample: Any, where: str) -> Hashable:
+    """Returns the group that a function returned for a sample; numpy's scalars become Python's.
+
+    Raises:
+        FatalSampleError: Values of its type do not group samples: a list is not hashable, and a
+            tensor or NaN does not equal another one of the same value.
+    """
+    if isinstance(value, tuple):
+        return tuple(group_from(part, sample, where) for part in value)
+    group = value.item() if isinstance(value, np.generic) else value
+    is_finite = not isinstance(group, float) or math.isfinite(group)
+    if group is not None and not (isinstance(group, (str, bytes, int, float, Enum)) and is_finite):
+        raise FatalSampleError.from_sample(
+            sample,
+            f"{where} returned {value!r:.60} ({type(value).__name__}) as a group; return a text, "
+            "number, bool, None or a tuple of these: x.item() of a tensor, tuple(x) of a list",
+        )
+    return group
 
 
 def plain(group: Any) -> Any:

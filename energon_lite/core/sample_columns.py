@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain, repeat
-from operator import itemgetter
+from operator import itemgetter, methodcaller
 from typing import Any, NamedTuple
 
 from energon_lite.core.samples import CrudeSample, SourceInfo, make_crude
@@ -20,6 +20,7 @@ _ROW = object()
 _name_of, _index_of = itemgetter(0), itemgetter(2)
 # Entries of origins.
 _path_of, _subflavors_of, _weight_of = itemgetter(0), itemgetter(1), itemgetter(2)
+_copy = methodcaller("copy")
 
 
 class Origin(NamedTuple):
@@ -128,7 +129,7 @@ def later_fields(
     of_each = [*map(origins.__getitem__, map(_name_of, restore_keys))]
     places = map(_path_of, of_each), map(_index_of, restore_keys), shards, zip(files)
     return {
-        "__subflavors__": [*map(dict.copy, map(_subflavors_of, of_each))],
+        "__subflavors__": [*map(_copy, map(_subflavors_of, of_each))],
         "__sources__": [*zip(map(_new_source, repeat(SourceInfo), zip(*places, strict=False)))],
     }
 

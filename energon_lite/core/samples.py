@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -304,6 +305,21 @@ class VQAOCRSample(Sample):
     answer_weights: torch.Tensor | None = None
     words_boxes: torch.Tensor | None = None
     words_text: list[str] | None = None
+
+
+class NestedTags(dict[str, Any]):
+    """Subflavors with values that may change, such as lists: a copy has copies of them."""
+
+    def copy(self) -> dict[str, Any]:
+        """Returns a deep copy, a plain dict."""
+        return copy.deepcopy(dict(self))
+
+
+def tags_of_source(subflavors: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns subflavors of which each sample gets a copy, apart from those of the caller."""
+    tags = NestedTags(subflavors)
+    is_flat = {*map(type, tags.values())} <= {str, int, float, bool, type(None)}
+    return dict(tags) if is_flat else NestedTags(tags.copy())
 
 
 class CrudeSample(Described, dict[str, Any]):

@@ -424,10 +424,19 @@ def unskipped(results: list[Any], *columns: list[Any]) -> tuple[list[Any], ...]:
     return tuple([column[i] for i in rows] for column in (results, *columns))
 
 
+# What hooks return that return no sample.
+_RESULTS = {
+    "sample_length": "the sample's tokens, a number (or a dict of numbers)",
+    "batch_group_criterion": "(group, batch size or None)",
+    "select_samples_to_pack": "a list of lists of samples",
+}
+
+
 def _bad_result(spec: UserFunction, result: Any) -> Exception:
     if result is None:
         return TypeError(
-            f"{spec.where} returned None; return the sample, or raise SkipSample to skip it"
+            f"{spec.where} returned None; return {_RESULTS.get(spec.name, 'the sample')}, or raise "
+            "SkipSample to skip it"
         )
     return FatalSampleError(
         f"{spec.where} returns a generator but is no generator function itself; "

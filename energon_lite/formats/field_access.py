@@ -26,6 +26,11 @@ MISSING: Any = object()
 _MAPPABLE_SERVICE_FIELDS = frozenset({"__key__"})
 
 
+def is_reserved(part: str) -> bool:
+    """Returns whether a part is named as service fields are, `__key__`; no run reads such parts."""
+    return part.startswith("__") and part.endswith("__")
+
+
 @dataclasses.dataclass(frozen=True)
 class FieldPath:
     """One way to a value: a part, and keys that lead into it.
@@ -184,7 +189,7 @@ def check_fields(field_map: FieldMap, sample_type: type[Any], where: str) -> Non
 
     Raises:
         DatasetFormatError: A field does not exist, is set by the pipeline, or a required one is
-            missing.
+            missing; or a part is named like a service field.
     """
     own = mappable_fields(sample_type)
     for name in field_map.mapping:
@@ -197,6 +202,11 @@ def check_fields(field_map: FieldMap, sample_type: type[Any], where: str) -> Non
             raise DatasetFormatError(
                 f"{where}: {sample_type.__name__} has no field {name!r}.{hint}"
             )
+    if reserved := sorted(filter(is_reserved, field_map.parts)):
+        raise DatasetFormatError(
+            f"{where}: parts named like service fields, {', '.join(reserved)}, are not read. "
+            "Rename them in the tars."
+        )
     missing = [
         name for name, spec in own.items() if spec.is_required and name not in field_map.mapping
     ]

@@ -22,7 +22,7 @@ from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import current_context
 from energon_lite.core.user_function import UserFunction
 from energon_lite.decoding.sample_decoder import SampleDecoder
-from energon_lite.formats.field_access import FieldMap
+from energon_lite.formats.field_access import FieldMap, is_reserved
 from energon_lite.formats.large_files import FileContents
 from energon_lite.formats.nvmeta import META
 from energon_lite.formats.shards import Block, BlockBytes
@@ -318,7 +318,12 @@ class SampleLoader:
         return self._form.kind, self._form.field, part, limit
 
     def _is_text(self, part: str, num_bytes: int) -> bool | None:
-        """Returns whether a part becomes the text that it is; None if it does not stay bytes."""
+        """Returns whether a part becomes the text that it is; None if it does not stay bytes.
+
+        None as well for a part that is not read.
+        """
+        if is_reserved(part):
+            return None
         if self.decoder is None or self.decoder.is_text(part, num_bytes):
             return self.decoder is not None
         return False if self.decoder.decoder_of(part) is None else None
@@ -423,4 +428,4 @@ class SampleLoader:
     def _plan(self, part: str) -> tuple[bool, Callable[[bytes], Any] | None]:
         """Returns whether a part is read, and its decoder."""
         decode = None if self.decoder is None else self.decoder.decoder_of(part)
-        return self.wants(part), decode
+        return self.wants(part) and not is_reserved(part), decode

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import EmptyDatasetError
 from energon_lite.core.file_store import FileStore
-from energon_lite.core.samples import CrudeSample, Sample
+from energon_lite.core.samples import CrudeSample, Sample, tags_of_source
 from energon_lite.core.state import JSON
 from energon_lite.core.topology import NO_GROUPS, WorkerConfig
 from energon_lite.formats.format import Opened
@@ -126,7 +126,7 @@ class SourceFactory(BaseCoreDatasetFactory[T_sample]):
         self.seed = worker_config.seed_offset if worker_config else 0
         self.nodes = worker_config.nodes if worker_config else NO_GROUPS
         self.subset = subset
-        self.subflavors = dict(subflavors or {})
+        self.subflavors = tags_of_source(subflavors or {})
         self._wants = PartFilter(part_filter)
         self.name = name or f"{files.resolved(self.path).name}/{split_part}"
         self.shuffle_over_epochs = _checked_multiplier(shuffle_over_epochs)

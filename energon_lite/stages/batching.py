@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 from typing_extensions import TypedDict, Unpack
 
 from energon_lite.batching.buckets import BucketCollector
 from energon_lite.batching.one_by_one import GroupCollector
-from energon_lite.batching.rules import Buckets
+from energon_lite.batching.rules import Buckets, group_from
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits, taken
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.sample_columns import samples_of
@@ -147,7 +148,7 @@ class GroupLists(CollectDataset[list[Any]]):
             found = run.call(key, sample)
             if found is SKIPPED:
                 return ()
-            group, size = self._checked(found)
+            group, size = self._checked(found, sample)
             if sizes.setdefault(group, size) != size:
                 raise FatalSampleError(
                     f"{self.criterion.where} returns batch size {size} for group {group!r}, and "
@@ -157,23 +158,28 @@ class GroupLists(CollectDataset[list[Any]]):
 
         return units
 
-    def _checked(self, found: Any) -> tuple[Hashable, int]:
+    def _checked(self, found: Any, sample: Any) -> tuple[Hashable, int]:
         if not isinstance(found, tuple) or len(found) != 2:
             raise FatalSampleError(
-                f"{self.criterion.where} returned {found!r}; return (group key, batch size or None)"
+                f"{self.criterion.where} returned {found!r:.80}; return (group, batch size or None)"
             )
-        group, own = found
+        group, own = group_from(found[0], sample, self.criterion.where), found[1]
         size = self.batch_size if own is None else own
         if size is None or (own is not None and self.batch_size is not None):
             raise FatalSampleError(
                 f"{self.criterion.where} returned batch size {own} for group {group!r} while "
                 f"batch_size={self.batch_size}; exactly one of the two must be None"
             )
-        return group, check_batch_size(size)
+        if not isinstance(size, (int, np.integer)):
+            raise FatalSampleError(
+                f"{self.criterion.where} returned batch size {size!r:.80} for group {group!r}; "
+                "return an integer"
+            )
+        return group, check_batch_size(int(size))
 
     def group_of(self, key: RestoreKey, sample: Any) -> Hashable:
         """Returns the group of a sample again, where a checkpoint could not keep it."""
-        return self._checked(self.criterion.call(key, sample))[0]
+        return self._checked(self.criterion.call(key, sample), sample)[0]
 
 
 class BucketLists(MeasuredLists):

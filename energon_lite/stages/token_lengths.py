@@ -18,7 +18,7 @@ from energon_lite.batching.rules import (
     LengthRules,
     OverlongError,
     Packing,
-    is_group,
+    group_from,
 )
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError
@@ -281,11 +281,4 @@ class _InTuple(WrappedFunction):
     """A `group_by` of the user; the group is checked, and in a tuple since it may be None."""
 
     def __call__(self, sample: Any) -> tuple[Any]:
-        group = self.function(sample)
-        if not is_group(group):
-            raise FatalSampleError.from_sample(
-                sample,
-                f"group_by returned {group!r:.80}, which a checkpoint cannot keep; return a text, "
-                "number, bool, None or a tuple of these",
-            )
-        return (group,)
+        return (group_from(self.function(sample), sample, "group_by"),)

@@ -98,6 +98,8 @@ def test_fields_are_checked_before_any_sample_is_read() -> None:
         check_fields(parse(image="jpg"), CaptioningSample, WHERE)
     with pytest.raises(DatasetFormatError, match="'__sources__' is set for every sample"):
         check_fields(parse(text="txt", __sources__="json"), TextSample, WHERE)
+    with pytest.raises(DatasetFormatError, match="named like service fields, __url__, are not"):
+        check_fields(parse(text="txt,__url__"), TextSample, WHERE)
 
 
 # ------------------------------------------------------------------------------------------ lists

@@ -132,6 +132,14 @@ def test_samples_without_a_part_of_a_field_are_counted(tmp_path: Path) -> None:
     assert "parts: jpg (6), txt (5 of 6), cls (4 of 6)" in printed
 
 
+def test_parts_named_as_service_fields_are_named(tmp_path: Path) -> None:
+    members = texts("{}.txt", "{}.__key__", "{}.__url__", count=9)
+    for options in (CRUDE, TEXT):
+        (warning,) = prepared_set(tmp_path, members, **options, force_overwrite=True).warnings
+        assert "parts '__key__', '__url__' are not read" in warning
+        assert [p.message for p in lint_dataset(tmp_path, num_workers=0).warnings] == [warning]
+
+
 @pytest.mark.parametrize("text", [json.dumps([{"a": 1}]), '[\n{"a": 1},\n{"a": 2}\n]\n'])
 def test_a_json_array_is_no_jsonl_file(tmp_path: Path, text: str) -> None:
     for name in ("array.jsonl", "array.json"):

@@ -6,7 +6,7 @@ import json
 import pickle
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,22 +14,28 @@ import torch
 from energon_lite import (
     CaptioningSample,
     CaptioningWebdataset,
+    Cooker,
     CrudeWebdataset,
     DatasetFormatError,
     DefaultDecoderWebdatasetFactory,
+    DefaultTaskEncoder,
     EmptyDatasetError,
     Sample,
     StandardWebdatasetFactory,
     TextSample,
     WorkerConfig,
     edataclass,
+    get_train_dataset,
     get_val_dataset,
+    stateless,
 )
+from energon_lite.core.samples import field_of
+from energon_lite.core.stacking import SERVICE_FIELDS, layout_of
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.source import WebdatasetSource
 
 from ..conftest import write_tar
-from ..helpers import caption_set, prepared, text_set
+from ..helpers import caption_set, crude_set, metadataset, prepared, text_set
 
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
 
@@ -42,6 +48,26 @@ def samples_of(path: Path, *, trust: bool = False, **settings: Any) -> list[Any]
 
 def write_config(root: Path, text: str) -> None:
     (root / ".nv-meta" / "dataset.yaml").write_text(text)
+
+
+class Changing(DefaultTaskEncoder):
+    """Changes the values of subflavors."""
+
+    cookers: ClassVar = [Cooker(stateless(lambda sample: sample))]
+
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        tags = field_of(sample, "__subflavors__")
+        tags["tags"].append(0)
+        tags["of"]["deep"][0]["a"] = 0
+        return sample
+
+
+def pair(left: TextSample, right: TextSample) -> TextSample:
+    return left
+
+
+first_of_two = {"__module__": __name__, "__function__": "pair"}
 
 
 @pytest.fixture
@@ -70,6 +96,30 @@ def test_samples_do_not_share_their_subflavors(texts) -> None:
     assert second.__subflavors__ == {"a": 1, "b": 2}
 
 
+@pytest.mark.parametrize("kind", ["text", "crude", "two parts", "jsonl", "join"])
+def test_samples_do_not_share_values_of_their_subflavors(tmp_path, kind) -> None:
+    given = {"tags": ["base"], "of": {"deep": [{}]}, "number": 1}
+    path: Any = tmp_path / "texts"
+    if kind == "jsonl":
+        path = tmp_path / "a.jsonl"
+        path.write_text('{"text": "a"}\n' * 4)
+    else:
+        (crude_set if kind == "crude" else text_set)(path, 4)
+    if kind == "two parts":
+        (path := tmp_path / "captions").mkdir()
+        caption_set(path, 4)
+    if kind == "join":
+        path = metadataset({"join": [{"path": str(path)}] * 2, "joiner": first_of_two})
+    train = get_train_dataset(
+        path, batch_size=None, subflavors=given, worker_config=CONFIG, task_encoder=Changing()
+    )
+    given["tags"].append("later")
+    for sample, _ in zip(train, range(9), strict=False):
+        tags = field_of(sample, "__subflavors__")
+        assert tags == {"tags": ["base", 0], "of": {"deep": [{"a": 0}]}, "number": 1}
+    assert given == {"tags": ["base", "later"], "of": {"deep": [{}]}, "number": 1}
+
+
 def test_pictures_are_tensors(tmp_path) -> None:
     folder = caption_set(tmp_path / "captions", 4)
     for i, sample in enumerate(samples_of(folder)):
@@ -93,6 +143,33 @@ def test_crude_samples_are_dicts_of_all_parts(tmp_path) -> None:
         folder, "__module__: megatron.energon\n__class__: CrudeWebdataset\npart_filter: [txt]\n"
     )
     assert "json" not in samples_of(folder)[0]
+
+
+SERVICE_PARTS = (*sorted(SERVICE_FIELDS), "__url__", "txt")
+
+
+@pytest.mark.parametrize(
+    ("sample_type", "parts"),
+    [
+        ("CrudeWebdataset", ("__key__",)),
+        ("CrudeWebdataset", SERVICE_PARTS),
+        ("TextSample", SERVICE_PARTS),
+    ],
+)
+def test_parts_do_not_replace_service_fields(tmp_path, sample_type, parts) -> None:
+    is_crude = sample_type == "CrudeWebdataset"
+    write_tar(tmp_path / "a.tar", [(f"{i}.{part}", b"x") for i in range(3) for part in parts])
+    prepared(tmp_path, sample_type, None if is_crude else {"text": parts[-1]})
+    found = samples_of(tmp_path, subflavors={"a": 1})
+    assert [field_of(sample, "__key__") for sample in found] == ["0", "1", "2"]
+    for sample in found:
+        fields = sample if is_crude else {n: getattr(sample, n) for n in layout_of(TextSample)[1]}
+        assert [name for name, value in fields.items() if value == "x"] == [
+            name for name in ("txt" if is_crude else "text",) if "txt" in parts
+        ]
+        assert fields["__subflavors__"] == {"a": 1}
+        assert fields["__sources__"][0].shard_name == "a.tar"
+        assert fields.get("__loss_weight__", 1.0) == 1.0
 
 
 def test_nested_names_and_many_parts_are_one_sample(tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -15,9 +16,11 @@ import torch
 
 from energon_lite import (
     AugmentTaskEncoder,
+    Buckets,
     Cooker,
     DefaultTaskEncoder,
     FatalSampleError,
+    Packing,
     SampleDecoder,
     SkipSample,
     TaskEncoder,
@@ -207,6 +210,11 @@ def test_error_handler_gets_error_sample_and_sources_and_may_raise(texts) -> Non
         assert part in notes
 
 
+# Types and values that are not hashable, or do not equal another one of the same value.
+NO_GROUPS: dict[str, Any] = {
+    "Tensor": torch.tensor(1), "ndarray": np.ones(1), "list": ["a"], "dict": {"a": 1},
+    "float": float("nan"), "float64": np.float64("inf"), "object": (1, ("a", object())),
+}  # fmt: skip
 NONE = "returned None; return the sample, or raise Skip"
 SIZES = "exactly one of the two must be None"
 # Hooks, the batch size, how many items are asked for, and the words of the error.
@@ -219,6 +227,16 @@ FATAL: list[Any] = [
     ({"batch_group_criterion": lambda self, sample: (0, None)}, None, 1, SIZES),
     ({"batch_group_criterion": lambda self, sample: (0, 2 + number_of(sample) % 2)}, None, 10,
      "a group has one batch size"),
+    ({"batch_group_criterion": lambda self, sample: (0, 2.5)}, None, 1, "batch size 2.5"),
+    *(({"batch_group_criterion": lambda self, sample, group=group: (group, None)}, 2, 1,
+       rf"'0\d+': .*lambda.* returned .*\({kind}\) as a group; return a text")
+      for kind, group in NO_GROUPS.items()),
+    *(({"batching": Buckets(max_tokens=99, group_by=lambda sample, group=group: group),
+        "sample_length": lambda self, sample: 1}, 2, 1,
+       rf"'0\d+': group_by returned .*\({kind}\) as a group; return a text")
+      for kind, group in NO_GROUPS.items()),
+    ({"packing": Packing(8), "sample_length": lambda self, sample: None}, 2, 1,
+     "returned None; return the sample's tokens, a number"),
 ]  # fmt: skip
 
 
@@ -462,6 +480,25 @@ def test_each_group_may_have_its_own_batch_size(texts) -> None:
 
     batches = first_of(texts, 20, batch_group_criterion=group)
     assert {(int(b.__key__[0]) % 2, len(b.__key__)) for b in batches} == {(0, 2), (1, 3)}
+
+
+def test_groups_may_be_scalars_of_numpy_and_nested_tuples(texts) -> None:
+    class Kind(enum.Enum):
+        EVEN, ODD = 0, 1
+
+    for make in (
+        np.int64, np.float32, np.str_, np.bool_, float, Kind, lambda n: (torch.Size([n]), (n, "a")),
+    ):  # fmt: skip
+        own = {"batch_size": 4, "repeat": False}
+        encoder = encoder_with(
+            batch_group_criterion=lambda self, sample, make=make: (
+                make(number_of(sample) % 2),
+                None,
+            )
+        )
+        loader = loader_of(texts, encoder, **own)
+        batches = list(loader)
+        assert [len(keys_of(batch)) for batch in batches] == [4] * 10
 
 
 def test_groups_that_are_not_full_come_at_the_end_or_are_dropped(texts) -> None:

@@ -17,7 +17,7 @@ from energon_lite.core.errors import (
     FatalSampleError,
     add_note,
 )
-from energon_lite.core.samples import Sample, field_of, make_crude
+from energon_lite.core.samples import Sample, field_of, make_crude, tags_of_source
 from energon_lite.core.seeds import key_of
 from energon_lite.core.state import JSON, RestoreKey
 from energon_lite.core.stream_context import current_context
@@ -407,7 +407,7 @@ class JoinedWebdatasetFactory(SourceFactory[T_sample]):
         """Makes what turns rows into samples."""
         loaders = [one.sample_loader() for one in self.inner_datasets]
         for loader in loaders:
-            loader.subflavors = {**loader.subflavors, **self._own_tags}
+            loader.subflavors = tags_of_source({**loader.subflavors, **self._own_tags})
         may_lack = [side.nonmatch == "none" for side in self._sides]
         return JoinLoader(loaders, self._names, self.joiner, may_lack, self.path, self.seed)
 

@@ -15,7 +15,7 @@ import torch
 
 from energon_lite.decoding.sample_decoder import type_of_part
 from energon_lite.extras.prepare.index_writer import counts_of_groups, largest_sample
-from energon_lite.formats.field_access import FieldMap, listing
+from energon_lite.formats.field_access import FieldMap, is_reserved, listing
 
 FIRST_DOT = "The key of a sample ends at the first dot of a file's name (`a.b.jpg` is part 'b.jpg')"
 _ASKED = 500  # part names in a query
@@ -73,6 +73,11 @@ def odd_parts(
                 f"{num_samples - count:,} of {num_samples:,} samples: no part "
                 f"{' or '.join(map(repr, group))} (field {name!r}); a run skips them"
             )
+    if reserved := [part for part in counts if is_reserved(part)]:
+        warnings.append(
+            f"parts {listing(reserved)} are not read: names in double underscores are those of "
+            "fields that the pipeline sets. Rename them if samples need them"
+        )
     return errors, warnings
 
 
