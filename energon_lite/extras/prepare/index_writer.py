@@ -160,10 +160,31 @@ def read_offsets(path: PurePath) -> tuple[str, list[int]]:
     return first_key, [*(offset for offset, _ in rows), sum(rows[-1])]
 
 
+# Offset and size of each part of each sample, by key and part name.
+Members = dict[str, dict[str, tuple[int, int]]]
+
+
+def shard_members(path: PurePath) -> Members:
+    """Returns the members of a shard with rows in a file.
+
+    Raises:
+        DatasetFormatError: The file is corrupt.
+    """
+    query = (
+        "SELECT sample_key, part_name, content_byte_offset, content_byte_size FROM shard_samples "
+        "JOIN shard_parts USING (sample_index) ORDER BY sample_index"
+    )
+    found: Members = {}
+    with ReadOnlyDatabase(path, _SHARD_TABLES, _ROWS_AGAIN.format(path.parent)) as database:
+        for key, part, offset, size in database.rows(query, (), str, str, int, int):
+            found.setdefault(key, {})[part] = offset, size
+    return found
+
+
 @contextmanager
 def new_index(
     path: PurePath, media_filter: tuple[str, str] | None = None, *, has_samples: bool = True
-) -> Iterator[Callable[[PurePath, int], tuple[str, int] | None]]:
+) -> Iterator[Callable[..., int | None]]:
     """Creates an index database; the caller moves it to its place.
 
     Args:
@@ -172,10 +193,10 @@ def new_index(
         has_samples: whether the dataset consists of samples, and not of other files.
 
     Yields:
-        The function that adds the rows of a shard: a file that `ShardRows.write` made, and the
-        position of the shard in `.info.json`. Where an earlier shard has a sample of the same key,
-        it adds nothing, and returns the key and that shard's position. It raises a
-        DatasetFormatError where the file is corrupt.
+        The function that adds the rows of a shard: a file that `ShardRows.write` made, the
+        position of the shard in `.info.json`, and a prefix for its keys. If an earlier shard has a
+        sample of the same key, it adds nothing, and returns that shard's position. It raises a
+        DatasetFormatError if the file is corrupt.
 
     Raises:
         OSError: There is no room for the database.
@@ -203,7 +224,8 @@ def _add_rows(
     tables: Collection[str],
     rows: PurePath,
     tar_file_id: int,
-) -> tuple[str, int] | None:
+    prefix: str = "",
+) -> int | None:
     execute = connection.execute
     with reading(rows, _ROWS_AGAIN.format(rows.parent)), _writing(path):
         execute("ATTACH ? AS shard", (read_only_uri(rows),))
@@ -213,17 +235,17 @@ def _add_rows(
                 execute("INSERT OR REPLACE INTO media_metadata SELECT * FROM shard_media")
             if "samples" in tables:
                 execute(
-                    "INSERT INTO samples SELECT ?, sample_key, sample_index, byte_offset, "
+                    "INSERT INTO samples SELECT ?, ? || sample_key, sample_index, byte_offset, "
                     "byte_size FROM shard_samples ORDER BY sample_index",
-                    (tar_file_id,),
+                    (tar_file_id, prefix),
                 )
                 execute("INSERT INTO sample_parts SELECT ?, * FROM shard_parts", (tar_file_id,))
         except sqlite3.IntegrityError:
             execute("ROLLBACK")
-            both = "SELECT sample_key, tar_file_id FROM samples JOIN shard_samples"
-            twice: tuple[str, int] = execute(f"{both} USING (sample_key) LIMIT 1").fetchone()
+            both = "SELECT tar_file_id FROM samples JOIN shard_samples USING (sample_key) LIMIT 1"
+            ((earlier,),) = execute(both).fetchall()
             execute("DETACH shard")
-            return twice
+            return int(earlier)
         execute("COMMIT")
         execute("DETACH shard")
     return None

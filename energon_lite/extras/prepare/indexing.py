@@ -30,6 +30,7 @@ from energon_lite.extras.media.media_headers import (
 )
 from energon_lite.extras.prepare.choose_shards import Shard
 from energon_lite.extras.prepare.index_writer import ShardRows
+from energon_lite.extras.prepare.odd_parts import dotted_keys, numbered_parts
 from energon_lite.formats.nvmeta import is_utf8
 from energon_lite.formats.tar import TarError, iter_tar, split_name
 from energon_lite.storage import files
@@ -266,8 +267,13 @@ def _twice(
     path: PurePath, parts: list[tuple[int, str, int, int]], index: int, key: str, name: str
 ) -> DatasetFormatError:
     earlier = [part for sample, part, _, _ in parts if sample == index]
+    again = name[len(key) + 1 :]
+    counts = Counter([again, *(part for _, part, _, _ in parts)])
+    suspects = [part for part in (*earlier, again) if part in numbered_parts(counts)]
+    if suspects:
+        return DatasetFormatError(f"{path}: {dotted_keys(key, suspects)}")
     members = ", ".join(repr(f"{key}.{part}") for part in earlier)
-    if name[len(key) + 1 :] in earlier:
+    if again in earlier:
         return DatasetFormatError(
             f"{path}: sample key {key!r} is there twice: member {name!r} comes again after other "
             "samples. Rename one of them, a key must be unique in the dataset"

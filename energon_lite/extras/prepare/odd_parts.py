@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import typing
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import PurePath
 from typing import Any
@@ -85,23 +85,52 @@ def _numbered(
     index: PurePath, counts: Mapping[str, int], num_samples: int, named: Collection[str]
 ) -> tuple[list[str], list[str]]:
     """Finds parts of one sample that are rather samples of their own, with dots in their keys."""
-    forms = defaultdict(list)
-    for part in counts.keys() - named:
-        stem, _, extension = part.rpartition(".")
-        if _DIGITS.search(stem):
-            forms[_DIGITS.sub("0", stem), extension].append(part)
-    sure = [parts for parts in forms.values() if len(parts) > num_samples]
-    numbered = (parts for parts in forms.values() if _LEADING.search(parts[0]))
+    unnamed = {part: count for part, count in counts.items() if part not in named}
+    forms = _forms(unnamed)
+    sure = [parts for parts in forms if len(parts) > num_samples]
+    numbered = (parts for parts in forms if _LEADING.search(parts[0]))
     likely = [parts for parts in numbered if sum(counts[part] for part in parts) > num_samples]
-    suspects = set(chain(*sure, *likely))
+    suspects = {*chain(*sure, *likely), *numbered_parts(unnamed, 3)}
     if not suspects:
         return [], []
     key, found = largest_sample(index, sorted(suspects)[:_ASKED])
-    parts = [part for part in found if part in suspects]
-    fixed = f"{key}.{parts[0]}".rpartition(".")[0].replace(".", "_")
-    text = (
-        f"sample {key!r} has {len(parts):,} parts that differ by numbers only: "
-        f"{listing(f'{key}.{part}' for part in parts)}. {FIRST_DOT}; where these are samples of "
-        f"their own, write keys without dots ({fixed!r})"
-    )
+    text = dotted_keys(key, [part for part in found if part in suspects])
     return ([text], []) if sure else ([], [text])
+
+
+def _forms(parts: Iterable[str]) -> list[list[str]]:
+    """Groups parts that differ by numbers before their last dot only."""
+    forms = defaultdict(list)
+    for part in parts:
+        stem, _, extension = part.rpartition(".")
+        if _DIGITS.search(stem):
+            forms[_DIGITS.sub("0", stem), extension].append(part)
+    return [*forms.values()]
+
+
+def numbered_parts(counts: Mapping[str, int], least: int = 2) -> set[str]:
+    """Returns parts that are rather the ends of keys with dots.
+
+    They differ by numbers only, and are more than the samples that have one of them: the pictures
+    of a sample are numbered in the same way in each.
+
+    Args:
+        counts: number of members by part name.
+        least: number of such parts.
+    """
+    return {
+        part
+        for parts in _forms(counts)
+        if len(parts) >= least and len(parts) > max(counts[part] for part in parts)
+        for part in parts
+    }
+
+
+def dotted_keys(key: str, parts: Sequence[str], limit: int = 10) -> str:
+    """Describes parts of a sample that are rather samples of their own."""
+    fixed = f"{key}.{parts[0]}".rpartition(".")[0].replace(".", "_")
+    return (
+        f"sample {key!r} has {len(parts):,} parts that differ by numbers only: "
+        f"{listing((f'{key}.{part}' for part in parts), limit)}. {FIRST_DOT}; where these are "
+        f"samples of their own, write keys without dots ({fixed!r})"
+    )

@@ -32,6 +32,7 @@ from energon_lite.extras.prepare.indexing import ORIGINAL, ShardResult, index_sh
 from energon_lite.extras.prepare.odd_parts import odd_parts
 from energon_lite.extras.prepare.pool import ordered_results, outcome
 from energon_lite.extras.prepare.report import PrepareReport, SplitCount
+from energon_lite.extras.prepare.shared_keys import SharedKeysError, shared_keys_error
 from energon_lite.extras.stores.owned_folders import work_folder
 from energon_lite.extras.view.words import first_of
 from energon_lite.formats import nvmeta
@@ -224,25 +225,30 @@ def prepare_folder(path: PurePath, request: decisions.Request) -> PrepareReport:
             folder = stack.enter_context(partial_folder(plan))
         try:
             results = read_shards(plan, folder)
-        except _SharedKeys:
+        except SharedKeysError:
             if dry_run or not request.fix_duplicates:
                 raise
+            # What would be refused afterwards is refused before a tar is replaced.
+            _odd_parts(plan, folder, read_shards(plan, folder, is_renamed=True))
             _rename(plan)
             results = read_shards(plan, folder)
-        parts: Counter[str] = Counter()
-        for result in results:
-            parts.update(result.parts)
-        num_samples = sum(result.samples for result in results)
-        odd = _odd_parts(plan, folder / INDEX_SQLITE, num_samples, parts)
+        odd = _odd_parts(plan, folder, results)
         dropped = 0 if dry_run else _commit(plan, folder, results)
-    return _report(plan, results, dropped, parts, odd)
+    return _report(plan, results, dropped, odd)
 
 
-def read_shards(plan: decisions.Plan, folder: Path) -> list[ShardResult]:
-    """Reads all tars and makes the index database in `folder`."""
+def read_shards(plan: decisions.Plan, folder: Path, is_renamed: bool = False) -> list[ShardResult]:
+    """Reads all tars and makes the index database in `folder`.
+
+    Args:
+        plan: the tars.
+        folder: for the database, and for the rows of each tar.
+        is_renamed: whether keys get the name of their tar in front, as `rename_samples` would do.
+    """
     index = partial(index_shard, media_filter=plan.request.media_filter)
     tasks = [(shard, folder) for shard in plan.shards]
-    return read_all(plan, folder, index, tasks, sum(map(size_of, plan.shards)))
+    num_bytes = sum(map(size_of, plan.shards))
+    return read_all(plan, folder, index, tasks, num_bytes, is_renamed=is_renamed)
 
 
 def read_all(
@@ -252,10 +258,11 @@ def read_all(
     tasks: Sequence[Any],
     num_bytes: int,
     has_samples: bool = True,
+    is_renamed: bool = False,
 ) -> list[ShardResult]:
     """Reads tars, or groups of other files, in parallel; makes the index database in `folder`."""
     request, media = plan.request, plan.request.media_filter
-    results: list[ShardResult] = []
+    results: dict[int, ShardResult] = {}
     errors: list[Exception] = []
     samples = size = 0
     row = None if media is None else media.row()
@@ -265,29 +272,17 @@ def read_all(
             if isinstance(result, Exception):
                 errors.append(result)
             else:
-                twice = add(result.rows, number)
-                if twice is not None:
-                    errors.append(_duplicate(result.shard, *twice, plan))
-                results.append(result)
+                earlier = add(result.rows, number, f"{result.shard.name}/" if is_renamed else "")
+                if earlier is not None:
+                    errors.append(shared_keys_error(results[earlier], result))
+                results[number] = result
                 samples, size = samples + result.samples, size + result.size_bytes
             if request.progress is not None:
                 at = decisions.Progress(number + 1, len(tasks), samples, size, num_bytes)
                 request.progress(at)
         if errors:
             raise _combined(errors, len(tasks))
-    return results
-
-
-class _SharedKeys(DatasetFormatError):
-    """The tars are valid, but some of them have samples of the same key."""
-
-
-def _duplicate(shard: Shard, key: str, first: int, plan: decisions.Plan) -> _SharedKeys:
-    return _SharedKeys(
-        f"{shard.path}: sample key {key!r} is also in {plan.shards[first].path}; a key must be "
-        "unique in the dataset. Let --fix-duplicates (fix_duplicates=True) write the tars again "
-        "with their names before the keys, or exclude one (--exclude)"
-    )
+    return [*results.values()]
 
 
 def _rename(plan: decisions.Plan) -> None:
@@ -311,7 +306,8 @@ def _combined(errors: Sequence[Exception], num_shards: int) -> Exception:
     """Returns one error for those of several shards, or groups of files."""
     if len(errors) == 1:
         return errors[0]
-    kind = _SharedKeys if all(isinstance(e, _SharedKeys) for e in errors) else DatasetFormatError
+    is_shared = all(isinstance(error, SharedKeysError) for error in errors)
+    kind = SharedKeysError if is_shared else DatasetFormatError
     text = "\n  ".join(first_of(list(map(str, errors)), _ERRORS_SHOWN))
     return kind(f"{len(errors)} of {num_shards} shards cannot be used:\n  {text}")
 
@@ -346,10 +342,10 @@ def media_warnings(results: Sequence[ShardResult], dropped: int = 0) -> tuple[in
     return stored, lines
 
 
-def _odd_parts(
-    plan: decisions.Plan, index: Path, num_samples: int, parts: Mapping[str, int]
-) -> list[str]:
+def _odd_parts(plan: decisions.Plan, folder: Path, results: Sequence[ShardResult]) -> list[str]:
     """Checks that there are samples; returns what is odd about their parts."""
+    index, parts = folder / INDEX_SQLITE, _counts_of_parts(results)
+    num_samples = sum(result.samples for result in results)
     if plan.field_map is not None:
         decisions.check_samples(plan.field_map, index, parts, num_samples, plan.root)
     name = plan.request.sample_type
@@ -358,12 +354,15 @@ def _odd_parts(
     return errors + warnings
 
 
+def _counts_of_parts(results: Sequence[ShardResult]) -> dict[str, int]:
+    parts: Counter[str] = Counter()
+    for result in results:
+        parts.update(result.parts)
+    return dict(parts)
+
+
 def _report(
-    plan: decisions.Plan,
-    results: Sequence[ShardResult],
-    dropped: int,
-    parts: dict[str, int],
-    odd: list[str],
+    plan: decisions.Plan, results: Sequence[ShardResult], dropped: int, odd: list[str]
 ) -> PrepareReport:
     counts = {result.shard.name: result.samples for result in results}
     splits = {
@@ -384,7 +383,7 @@ def _report(
         samples=sum(counts.values()),
         size_bytes=sum(result.size_bytes for result in results),
         splits=splits,
-        parts=dict(parts),
+        parts=_counts_of_parts(results),
         resumed_shards=sum(result.is_resumed for result in results),
         written=("*.tar.idx", *(f"{META}/{name}" for name in (*written, STORED_OFFSETS))),
         warnings=tuple(warnings),
