@@ -18,7 +18,7 @@ from itertools import count, islice
 from math import ceil, gcd
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
@@ -331,7 +331,7 @@ class WorkerConfig:
         ranks_per_node: data-parallel ranks of a machine, for `node_groups`; by default as torchrun
             set them, or else `world_size / node_groups`. It stays the same, too.
         start_method: of worker processes: "fork", "forkserver" or "spawn"; by default that of
-            `multiprocessing`.
+            `multiprocessing`, and after `as_energon()` "fork", as in Energon.
         worker_type: "process", "thread", "ray" (actors of a cluster), the name of an executor that
             was registered, or what makes one, as `RayWorkers`. No content depends on it, and a
             resume may change it.
@@ -363,6 +363,8 @@ class WorkerConfig:
     share: str | None = None
     peer_group: Any = None
     cache: Mapping[str, Any] | None = None
+    # Of worker processes of configs without a `start_method`; None: that of `multiprocessing`.
+    default_start_method: ClassVar[str | None] = None
     _set_cache = LazyFunction("energon_lite.storage.byte_file:set_cache")
     # Whether rank and world size were taken while torch.distributed was not initialised.
     is_assumed: bool = dataclasses.field(default=False, init=False, repr=False)

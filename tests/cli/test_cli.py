@@ -442,14 +442,14 @@ def test_on_a_terminal_it_asks_for_what_is_missing(root):
         command, stdin=child, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
     ) as process:
         os.close(child)
-        os.write(parent, b"8,1,1\n2,1,1\ny\nNope\n6\n8\ny\npng\n\ntxt\n")
+        os.write(parent, b"8,x\n2,1,1\ny\nNope\n6\n8\ny\npng\n\ntxt\n")
         try:
             output, errors = process.communicate(timeout=60)
         finally:
             process.kill()
             os.close(parent)
     assert process.returncode == 0, errors
-    assert b"leaves 'val' empty" in output
+    assert b"give two or three numbers" in output
     assert b"'Nope' is not a sample type of the list" in output
     assert b"'6' is not a sample type of the list" in output
     assert output.count(b"That type doesn't exist in the WebDataset") == 2
@@ -544,7 +544,6 @@ PLAN = ["plan", "blend.yaml"]
         *(([*RATIO, ratio], 2, "split ratio") for ratio in ("8", "1,2,3,4", "1,-1,1", "0,0,0")),
         ([*RATIO, "8,x"], 2, "give two or three numbers"),
         ([*RATIO, "8,1", "--sample-type", "Nope", *TYPED[4:]], 2, "unknown sample type 'Nope'"),
-        ([*RATIO, "8,1,1", "--skip-dataset-yaml"], 2, "leaves 'val' empty"),
         (["prepare", "data", "--split-parts", "a:*.tar", "--skip-dataset-yaml"], 2,
          "looks like a glob"),
         (["prepare", "data", "--non-interactive"], 2, "missing: shares of train,val,test"),
@@ -604,5 +603,5 @@ def test_files_without_a_state_are_refused_and_nothing_is_unpickled(states, tmp_
     path.write_text(json.dumps({**states[0], "rank": "x"}))
     assert "the state's 'rank' is 'x'" in run("checkpoint", "info", path).stderr
     redist = run("checkpoint", "redist", "a", "b", "--new-world-size", 4)
-    assert redist.exit_code == 2
-    assert "loaded as they are on any number of ranks" in redist.stderr
+    assert redist.exit_code == 0
+    assert "loaded as they are on any number of ranks" in redist.stdout

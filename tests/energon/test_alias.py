@@ -187,3 +187,65 @@ def test_what_cannot_run_is_refused(words):
     is_named = "nothing" in "".join(words)
     assert ("No module named" if "." in words[-1:] else "no module" if is_named else "usage: python"
             ).lower() in result.stderr.lower()  # fmt: skip
+
+
+@pytest.mark.processes
+def test_workers_are_forked_whatever_the_global_start_method(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent("""
+        import multiprocessing
+        import sys
+
+        from megatron.energon import (
+            DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset, prepare_dataset,
+        )
+        from tests.helpers import text_set
+
+
+        class Encoder(DefaultTaskEncoder):
+            def __init__(self):
+                super().__init__()
+                self.function = lambda sample: sample  # which no other method can send
+
+            def encode_sample(self, sample):
+                return self.function(sample)
+
+
+        if __name__ == "__main__":
+            multiprocessing.set_start_method(sys.argv[2])
+            one = {"rank": 0, "world_size": 1, "num_workers": 1}
+            path = text_set(__import__("pathlib").Path(sys.argv[1]), 4)
+            dataset = get_train_dataset(
+                path, task_encoder=Encoder(), batch_size=2, worker_config=WorkerConfig(**one)
+            )
+            print(len(next(iter(get_loader(dataset))).text))
+            config = WorkerConfig(**one, start_method="spawn")
+            try:
+                next(iter(get_loader(dataset, worker_config=config)))
+            except TypeError:
+                print("refused")
+    """)
+    )
+    for method in ("spawn", "forkserver"):
+        folder = str(tmp_path / method)
+        out = run("", "-m", "energon_lite.as_energon", str(script), folder, method)
+        assert out.splitlines() == ["2", "refused"]
+
+
+def test_records_of_states_are_dataclasses_with_energons_names() -> None:
+    out = run("""
+        import dataclasses
+        import pickle
+        import energon_lite
+        energon_lite.as_energon()
+        from megatron.energon.flavors.webdataset.sample_loader import SliceState
+        from megatron.energon.wrappers.group_batch_dataset import Bucket
+        for record in (SliceState(index=2, current=17), Bucket(batch_size=3, samples=[1])):
+            names = [field.name for field in dataclasses.fields(record)]
+            print(type(record).__module__, names, pickle.loads(pickle.dumps(record)) == record)
+    """)
+    assert out.splitlines() == [
+        "megatron.energon.flavors.webdataset.sample_loader ['index', 'current'] True",
+        "megatron.energon.wrappers.group_batch_dataset ['batch_size', 'samples'] True",
+    ]

@@ -177,7 +177,11 @@ def test_a_stage_that_iterates_as_energons_do_is_refused_when_it_is_made(tmp_pat
 
 
 def test_an_index_of_lines_is_written_as_by_energon(tmp_path):
-    from energon_lite.flavors.jsonl.ijsonl import IJSONL_SUFFIX, IJsonlIndexWriter
+    from energon_lite.flavors.jsonl.ijsonl import (
+        IJSONL_SUFFIX,
+        IJsonlIndexReader,
+        IJsonlIndexWriter,
+    )
 
     path = tmp_path / "x.jsonl"
     path.write_text('{"a": 1}\n{"a": 22}\n')
@@ -189,8 +193,16 @@ def test_an_index_of_lines_is_written_as_by_energon(tmp_path):
     written = index.read_bytes()
     energon_lite.prepare_dataset(path)
     assert index.read_bytes() == written
+    assert IJsonlIndexReader.count_samples(path) == 2
+    assert IJsonlIndexReader.size(str(path)) == 19
+    with IJsonlIndexReader(path) as reader:
+        assert (len(reader), list(reader), reader[1]) == (3, [0, 9, 19], 9)
     IJsonlIndexWriter(tmp_path / "y.jsonl").close(finalize=False)
     assert not (tmp_path / "y.jsonl.idx").exists()
+    (tmp_path / "y.jsonl").write_text("{}\n")
+    for call in (IJsonlIndexReader, IJsonlIndexReader.count_samples, IJsonlIndexReader.size):
+        with pytest.raises(FileNotFoundError):
+            call(tmp_path / "y.jsonl")
 
 
 def test_unknown_names_are_errors():

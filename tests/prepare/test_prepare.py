@@ -218,6 +218,15 @@ def test_progress_is_reported_after_each_shard(root):
     assert seen[-1].size_bytes == seen[-1].total_bytes > 0
 
 
+def test_a_part_that_gets_no_shard_is_a_warning(root):
+    report = prepare_dataset(root, **{**ALL_TRAIN, "split_ratio": "8,1,1"})
+    assert {part: count.shards for part, count in report.splits.items()} == {
+        "train": 3, "val": 0, "test": 1,
+    }  # fmt: skip
+    assert any("leaves 'val' empty: there are only 4 shards" in line for line in report.warnings)
+    assert prepare_dataset(root, **ALL_TRAIN, force_overwrite=True).warnings == ()
+
+
 # What is refused, before anything is read
 
 
@@ -225,7 +234,6 @@ def test_progress_is_reported_after_each_shard(root):
     ("options", "message"),
     [
         ({"split_ratio": None}, "give a split"),
-        ({"split_ratio": "8,1,1"}, "leaves 'val' empty"),
         ({"split_parts": {"train": "parts/*.tar"}}, "looks like a glob"),
         ({"sample_type": "TextSampl"}, "unknown sample type 'TextSampl'. Did you mean"),
         ({"sample_type": "Sample"}, "unknown sample type 'Sample'"),

@@ -29,9 +29,6 @@ _INSTEAD = {
     "analyze-debug": "not in this version; use `loader.stats()` for what a run read of each "
     "source, the loader's `skip_log` for the samples that failed, and `energon-lite plan PATH` for "
     "what it will read",
-    "checkpoint redist": "not needed: the states are loaded as they are on any number of ranks and "
-    "workers; pass those of all ranks to `restore_state_global`, or what `state_dict()` returned "
-    "to `load_state_dict`",
 }
 
 app = typer.Typer(
@@ -590,13 +587,21 @@ def schema(as_json: bool = Option(True, "--json", help="It always is.")) -> None
 
 def _add_missing(name: str, instead: str) -> None:
     text = f"energon-lite {name}: {instead}"
-    *group, own_name = name.split()
-    of = checkpoint_app if group else app
 
-    @of.command(own_name, hidden=True, context_settings=_ANY_ARGUMENTS, help=text)
+    @app.command(name, hidden=True, context_settings=_ANY_ARGUMENTS, help=text)
     def refuse() -> None:
         typer.echo(text, err=True)
         raise typer.Exit(2)
+
+
+@checkpoint_app.command("redist", hidden=True, context_settings=_ANY_ARGUMENTS)
+def checkpoint_redist() -> None:
+    """Does nothing: states are loaded as they are on any number of ranks and workers."""
+    typer.echo(
+        "Nothing to do: the states are loaded as they are on any number of ranks and workers. Pass "
+        "those of all ranks to `restore_state_global`, or what `state_dict()` returned to "
+        "`load_state_dict`."
+    )
 
 
 for _name, _text in _INSTEAD.items():

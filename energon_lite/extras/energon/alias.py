@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from importlib import import_module, metadata
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
+from multiprocessing import get_all_start_methods
 from pathlib import Path
 from pkgutil import get_data
 from sysconfig import get_path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
+from energon_lite.core.topology import WorkerConfig
 from energon_lite.names.energon_modules import ENERGON_MODULES, REAL_MODULES, ROOT, make_module
 
 ENERGON = "megatron.energon"
@@ -24,7 +26,8 @@ def as_energon() -> None:
     """Makes `import megatron.energon` and its sub-modules resolve to this library.
 
     Call it before anything imports `megatron.energon`; once is enough. The names are the same
-    objects as here. Other packages below `megatron` (`megatron.core`) are found as before.
+    objects as here. Other packages below `megatron` (`megatron.core`) are found as before. From
+    then on worker processes are forked, as Energon's are, if no `start_method` is set.
 
     Raises:
         RuntimeError: Megatron-Energon itself is imported already.
@@ -49,6 +52,8 @@ def as_energon() -> None:
         )
     sys.modules.update({ENERGON + name: module for name, module in aliases.items()})
     vars(megatron)["energon"] = aliases[""]
+    if "fork" in get_all_start_methods():
+        WorkerConfig.default_start_method = "fork"
 
 
 def main_code(target: str) -> tuple[Any, dict[str, Any]]:

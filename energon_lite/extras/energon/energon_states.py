@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import Any
 
-_ENERGON = "megatron.energon.savable_loader"
+from energon_lite.names.energon_modules import ROOT
+
+# The modules of Energon that have the records; the others are in the first.
+_HOME = "savable_loader"
+_HOMES = {
+    "Bucket": "wrappers.group_batch_dataset",
+    "SliceState": "flavors.webdataset.sample_loader",
+}
 
 
 class _Record(type):
@@ -13,7 +21,9 @@ class _Record(type):
 
     @property
     def __module__(cls) -> str:  # type: ignore[override]
-        return _ENERGON if _ENERGON in sys.modules else "energon_lite.savable_loader"
+        home = _HOMES.get(cls.__name__, _HOME)
+        name = f"megatron.energon.{home}"
+        return name if name in sys.modules else f"{ROOT}.{home}"
 
     def __instancecheck__(cls, instance: Any) -> bool:
         is_state = cls.__name__ == "SavableDataLoaderState" and isinstance(instance, dict)
@@ -47,3 +57,19 @@ class SavableDataLoaderState(SavableDatasetState):
 
     Every dict is an instance of it, as the states that loaders return are.
     """
+
+
+@dataclass(slots=True)
+class Bucket(metaclass=_Record):
+    """The samples of one group that wait for a batch."""
+
+    batch_size: int
+    samples: Any
+
+
+@dataclass(slots=True)
+class SliceState(metaclass=_Record):
+    """A slice of a dataset that is read, and its next sample."""
+
+    index: int
+    current: int

@@ -169,6 +169,42 @@ class IJsonlIndexWriter(list[int]):
         self.close(finalize=kind is None)
 
 
+class IJsonlIndexReader(list[int]):
+    """The index of a JSONL file: where each sample begins, and in the end the size of the file.
+
+    Args:
+        jsonl_path: the file.
+
+    Raises:
+        FileNotFoundError: There is no file, or no index.
+        DatasetFormatError: The index is of another content of the file.
+    """
+
+    def __init__(self, jsonl_path: str | PathLike[str]) -> None:
+        path = local_path(jsonl_path)
+        super().__init__(read_line_index(path, _opened_lines(path).size_bytes).tolist())
+
+    @classmethod
+    def count_samples(cls, jsonl_path: str | PathLike[str]) -> int:
+        """Returns the number of samples in a file."""
+        return len(cls(jsonl_path)) - 1
+
+    @classmethod
+    def size(cls, jsonl_path: str | PathLike[str]) -> int:
+        """Returns the size of a file in bytes."""
+        return cls(jsonl_path)[-1]
+
+    def close(self) -> None:
+        """Does nothing: the file is read when the reader is made."""
+
+    def __enter__(self) -> IJsonlIndexReader:
+        """Returns the reader."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Does nothing."""
+
+
 def read_line_index(path: PurePath, size_bytes: int) -> Int64Array:
     """Reads the index of a JSONL file.
 

@@ -94,7 +94,6 @@ def split_by_ratio(
     names: Sequence[str],
     shares: Mapping[str, Fraction],
     shuffle_seed: int | None = None,
-    on_odd: Callable[[str], None] = refuse,
 ) -> dict[str, list[str]]:
     """Assigns shards to split parts, in order.
 
@@ -104,8 +103,6 @@ def split_by_ratio(
         names: the shards.
         shares: what `parse_ratio` returned.
         shuffle_seed: shuffles the shards first.
-        on_odd: called with an error text where a share above 0 gets no shard; by default raises
-            a ValueError.
 
     Example:
         >>> parts = split_by_ratio([str(i) for i in range(10)], parse_ratio("7,2,1"))
@@ -122,12 +119,6 @@ def split_by_ratio(
         reached += share
         stop = int(len(order) * reached / total)
         parts[part] = order[start:stop]
-        if share and stop == start:
-            on_odd(
-                f"split ratio {','.join(map(str, shares.values()))} leaves {part!r} empty: there "
-                f"are only {len(order)} shards. Set its share to 0, make it larger, or write more "
-                "shards"
-            )
         start = stop
     return parts
 

@@ -268,7 +268,19 @@ def decide_splits(names: Sequence[str], request: Request) -> dict[str, list[str]
             "give a split: split_ratio (--split-ratio 8,1,1) or split_parts (--split-parts)"
         )
     shares = parse_ratio(request.split_ratio)
-    return choose_shards.split_by_ratio(names, shares, request.shuffle_seed, request.on_odd)
+    return choose_shards.split_by_ratio(names, shares, request.shuffle_seed)
+
+
+def empty_parts(request: Request, splits: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns a warning for each part whose share of the split ratio is too small for a shard."""
+    shares = {} if request.split_ratio is None else parse_ratio(request.split_ratio)
+    ratio, num_shards = ",".join(map(str, shares.values())), sum(map(len, splits.values()))
+    return [
+        f"split ratio {ratio} leaves {part!r} empty: there are only {num_shards} shards. Set its "
+        "share to 0, make it larger, or write more shards"
+        for part, share in shares.items()
+        if share and not splits[part]
+    ]
 
 
 def prepared_already(root: PurePath) -> FileExistsError:

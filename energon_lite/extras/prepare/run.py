@@ -374,6 +374,7 @@ def _report(
         unused = len(counts) - len({name for names in plan.splits.values() for name in names})
         if unused:
             warnings.append(f"{unused} of {len(counts)} shards are in no split part")
+        warnings += decisions.empty_parts(plan.request, plan.splits)
     media_files, lines = media_warnings(results, dropped)
     warnings += lines
     written = [INDEX_SQLITE, *plan.texts, *([INFO_JSON] if plan.writes_info(counts) else [])]
@@ -481,6 +482,6 @@ def prepare_like_energon(
         fix_duplicates=fix_duplicates, watch=progress_fn, media_filter=media_filter,
     )  # fmt: skip
     report = prepare_as(parent_path, request)
-    for warning in report.warnings if media_filter is not None else ():
+    for warning in report.warnings:
         files.warn_once(f"{report.path}: {warning}")
     return set(report.parts)

@@ -97,7 +97,8 @@ class ProcessExecutor(Executor):
         self._data, self._control = Channel(data), Channel(control)
         self._data.wait_for(control)
         self._inlet = Inlet(self._data)
-        context: Any = multiprocessing.get_context(self.config.start_method)
+        start_method = self.config.start_method or self.config.default_start_method
+        context: Any = multiprocessing.get_context(start_method)
         # The kernel reports the end of the thread that starts a process, not of its process.
         is_main = threading.current_thread() is threading.main_thread()
         others = tuple(other for _, other in pairs)
