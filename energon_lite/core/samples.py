@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -20,7 +21,7 @@ from energon_lite.core.edataclass import (
     has_own,
 )
 from energon_lite.core.keys import leaves
-from energon_lite.core.stacking import SERVICE_FIELDS, generic_batch, hide_field, layout_of
+from energon_lite.core.stacking import SERVICE_FIELDS, batch_column, hide_field, layout_of
 from energon_lite.core.state import RestoreKey
 from energon_lite.names.energon_modules import Described
 
@@ -376,7 +377,7 @@ class Batch(RowWeightsMixin, PinMemoryMixin, ExtendableDataclassMixin):
 
     @classmethod
     def from_samples(cls, samples: Sequence[Any], **kwargs: Any) -> Self:
-        """Makes a batch of samples: tensors are padded and stacked, other fields become lists.
+        """Makes a batch as `generic_batch` does: tensors padded and stacked, other fields listed.
 
         Args:
             samples: Samples (or dicts) that have the fields of this class.
@@ -403,7 +404,7 @@ class Batch(RowWeightsMixin, PinMemoryMixin, ExtendableDataclassMixin):
                     f"{type(samples[0]).__qualname__}. Give it: from_samples(samples, {name}=...)."
                 ) from error
             try:
-                values[name] = generic_batch(column)
+                values[name] = batch_column(name, column)
             except (TypeError, ValueError) as error:
                 error.args = (f"{cls.__qualname__}, field {name!r}: {error}",)
                 raise
@@ -455,7 +456,7 @@ def add_source_info(sample: T, *source_infos: Any) -> T:
 
 def field_of(sample: Any, name: str) -> Any:
     """Returns a field of a sample or dict; None where it has none."""
-    return sample.get(name) if isinstance(sample, dict) else getattr(sample, name, None)
+    return sample.get(name) if isinstance(sample, (dict, UserDict)) else getattr(sample, name, None)
 
 
 def sources_of(item: Any) -> Sequence[SourceInfo]:

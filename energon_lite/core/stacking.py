@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections import UserDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, reduce
 from operator import attrgetter
@@ -23,6 +24,11 @@ LOSS_WEIGHT = "__loss_weight__"
 SERVICE_FIELDS = frozenset(
     {"__key__", "__restore_key__", "__subflavors__", "__sources__", LOSS_WEIGHT}
 )
+
+
+# What losses ignore, as those of torch and transformers do by default: the padding of labels.
+IGNORE_INDEX = -100
+_Join = Callable[[Sequence[torch.Tensor], int], torch.Tensor]
 
 
 # The kind of a `Field` that is neither `ClassVar` nor `InitVar`.
@@ -74,7 +80,7 @@ def _find_layout(kind: type[Any]) -> tuple[Layout, tuple[str, ...]]:
     """
     if issubclass(kind, torch.Tensor):
         return Layout.TENSOR, ()
-    if issubclass(kind, dict):
+    if issubclass(kind, (dict, UserDict)):
         return Layout.DICT, ()
     if dataclasses.is_dataclass(kind):
         layout = Layout.OWN_METHOD if hasattr(kind, "from_samples") else Layout.DATACLASS
@@ -106,11 +112,19 @@ def batch_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
     return stack(batch)
 
 
-def batch_pad_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Pads tensors with zeros at the end of every dimension to one shape and stacks them.
+@cache
+def padding_of(field: Any) -> int:
+    """Returns what a field is padded with: -100 for `labels`, `label_ids`, `x_labels`; else 0."""
+    words = str(field).lower().removesuffix("_ids").split("_")
+    return IGNORE_INDEX if words[-1] in ("label", "labels") else 0
+
+
+def batch_pad_stack(batch: Sequence[torch.Tensor], padding: int = 0) -> torch.Tensor:
+    """Pads tensors at the end of every dimension to one shape and stacks them.
 
     Args:
         batch: B tensors with the same number of dimensions; different types are promoted.
+        padding: the value of the padding.
 
     Returns:
         Shape (B, *M), where M holds the largest size of each dimension.
@@ -126,7 +140,7 @@ def batch_pad_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
     _check_tensors("batch_pad_stack", batch)
     if len({tensor.shape for tensor in batch}) == 1:
         return stack(batch)
-    return _concat_padded([tensor.unsqueeze(0) for tensor in batch])
+    return _concat_padded([tensor.unsqueeze(0) for tensor in batch], padding)
 
 
 def batch_list(batch: list[T]) -> list[T]:
@@ -137,10 +151,11 @@ def batch_list(batch: list[T]) -> list[T]:
 def generic_batch(batch: list[Any]) -> Any:
     """Puts values together by the type of the first one.
 
-    Tensors are padded and stacked. Dicts, dataclasses and NamedTuples are put together field by
-    field, into a dict or an instance of the same class; service fields (`__key__`, ...) become
-    plain lists with one entry per value. A dataclass with a `from_samples` uses that. Anything
-    else (text, numbers, numpy arrays, None) stays the list.
+    Tensors are padded and stacked: `labels` with -100, as `padding_of` returns, others with 0.
+    Dicts, dataclasses and NamedTuples are put together field by field, into a dict or an instance
+    of the same class; service fields (`__key__`, ...) become plain lists with one entry per value.
+    A dataclass with a `from_samples` uses that. Anything else (text, numbers, numpy arrays, None)
+    stays the list.
 
     Args:
         batch: B values of one type.
@@ -155,11 +170,12 @@ def generic_batch(batch: list[Any]) -> Any:
     return _combine(batch, batch_pad_stack, "generic_batch")
 
 
-def concat_pad(batch: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Concatenates along the first dimension and pads the others with zeros at the end.
+def concat_pad(batch: Sequence[torch.Tensor], padding: int = 0) -> torch.Tensor:
+    """Concatenates along the first dimension and pads the others at the end.
 
     Args:
         batch: Tensors of shapes (N_i, *D_i) with the same number of dimensions, at least one.
+        padding: the value of the padding.
 
     Returns:
         Shape (sum of N_i, *M), where M holds the largest size of each other dimension.
@@ -180,7 +196,7 @@ def concat_pad(batch: Sequence[torch.Tensor]) -> torch.Tensor:
         )
     if len({tensor.shape[1:] for tensor in batch}) == 1:
         return torch.cat(tuple(batch))
-    return _concat_padded(batch)
+    return _concat_padded(batch, padding)
 
 
 def generic_concat(batch: list[Any]) -> Any:
@@ -224,9 +240,12 @@ def homogeneous_concat_mix(samples: list[Any]) -> Any:
     return generic_concat(samples)
 
 
-def _combine(
-    values: list[Any], join_tensors: Callable[[Sequence[torch.Tensor]], torch.Tensor], name: str
-) -> Any:
+def batch_column(field: Any, column: list[Any]) -> Any:
+    """Puts the values of a field together as `generic_batch` does."""
+    return _combine(column, batch_pad_stack, "generic_batch", padding_of(field))
+
+
+def _combine(values: list[Any], join_tensors: _Join, name: str, padding: int = 0) -> Any:
     """Puts values together field by field; tensors through `join_tensors`."""
     if not values:
         raise ValueError(f"{name}: the list is empty; at least one value is needed.")
@@ -236,7 +255,7 @@ def _combine(
     if layout is Layout.VALUE:
         return values
     if layout is Layout.TENSOR:
-        return join_tensors(values)
+        return join_tensors(values, padding)
     if layout is Layout.OWN_METHOD and name == "generic_batch":
         return kind.from_samples(values)
     columns: Iterable[tuple[Any, list[Any]]]
@@ -269,10 +288,10 @@ def _columns(values: list[Any], names: tuple[str, ...]) -> Iterable[list[Any]]:
 
 def _dict_columns(values: list[Any], name: str) -> list[tuple[Any, list[Any]]]:
     """Returns the keys of dicts, each with its values."""
-    if not all(isinstance(value, dict) for value in values):
+    if not all(isinstance(value, (dict, UserDict)) for value in values):
         raise TypeError(_odd_one_out(name, values))
     if any(LOSS_WEIGHT in value for value in values):  # which a dict has only if it is not 1
-        values = [{LOSS_WEIGHT: 1.0} | value for value in values]
+        values = [{LOSS_WEIGHT: 1.0, **value} for value in values]
     keys = values[0].keys()
     for index, value in enumerate(values):
         if value.keys() != keys:
@@ -285,17 +304,12 @@ def _dict_columns(values: list[Any], name: str) -> list[tuple[Any, list[Any]]]:
     return [(key, [value[key] for value in values]) for key in keys]
 
 
-def _combine_field(
-    field: Any,
-    column: list[Any],
-    join_tensors: Callable[[Sequence[torch.Tensor]], torch.Tensor],
-    name: str,
-) -> Any:
+def _combine_field(field: Any, column: list[Any], join_tensors: _Join, name: str) -> Any:
     # Most fields of a text sample are plain values: they are settled without another call.
     if layout_of(type(column[0]))[0] is Layout.VALUE:
         return column
     try:
-        return _combine(column, join_tensors, name)
+        return _combine(column, join_tensors, name, padding_of(field))
     except (TypeError, ValueError) as error:
         # The innermost field is named first: "field 'boxes' of field 'target' of ...".
         error.args = (f"field {field!r}: {error}", *error.args[1:])
@@ -334,11 +348,13 @@ def _check_tensors(
         )
 
 
-def _concat_padded(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Concatenates along the first dimension; pads the others with zeros."""
+def _concat_padded(tensors: Sequence[torch.Tensor], padding: int) -> torch.Tensor:
+    """Concatenates along the first dimension; pads the others."""
     nums, *sizes = zip(*(tensor.shape for tensor in tensors), strict=True)
     dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
-    padded = tensors[0].new_zeros((sum(nums), *map(max, sizes)), dtype=dtype)
+    if padding < 0 and not dtype.is_signed:
+        raise ValueError(f"{dtype} cannot hold the padding {padding}; make it int64")
+    padded = tensors[0].new_full((sum(nums), *map(max, sizes)), padding, dtype=dtype)
     for rows, tensor in zip(padded.split_with_sizes(nums), tensors, strict=True):
         rows[tuple(map(slice, tensor.shape))] = tensor
     return padded

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from energon_lite.core.stacking import IGNORE_INDEX
 from energon_lite.loss.means import weighted_mean
-
-IGNORE_INDEX = -100  # what the models and the Trainer of transformers ignore
 
 
 class WeightedLabels(dict[str, Tensor]):

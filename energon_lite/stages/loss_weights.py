@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections import UserDict
 from typing import Any, TypeVar
 
 import torch
@@ -28,7 +29,7 @@ def set_loss_weight(item: Any, weight: Any) -> bool:
     Returns:
         Whether the item has a loss weight then; one with slots, or a frozen one, has no place.
     """
-    if isinstance(item, dict):
+    if isinstance(item, (dict, UserDict)):
         item.setdefault("loss_weight", weight)
     elif not isinstance(item, Sample) and not hasattr(item, "loss_weight"):
         try:

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from energon_lite.core.edataclass import PinMemoryMixin
-from energon_lite.loss.causal_lm import IGNORE_INDEX, WeightedLabels
+from energon_lite.core.stacking import IGNORE_INDEX
+from energon_lite.loss.causal_lm import WeightedLabels
 from energon_lite.stages.packed_sample import PackedBatch
 
 Attention = Literal["position_ids", "mask"]

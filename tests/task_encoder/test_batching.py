@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import UserDict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,6 +100,8 @@ REFUSED: list[tuple[Any, Any, type[Exception], str]] = [
      "element 1 is a TextSample where element 0 is a Capt"),
     (generic_batch, [{"a": 1}, 2], TypeError, "element 1 is a int where element 0 is a dict"),
     (generic_batch, [], ValueError, "empty"),
+    (generic_batch, [{"labels": torch.ones(n, dtype=torch.uint8)} for n in (1, 2)], ValueError,
+     r"field 'labels': torch.uint8 cannot hold the padding -100; make it int64"),
     (homogeneous_concat_mix, [generic_batch([TEXT]), {"a": 1}], TypeError, "TextSample, dict"),
 ]  # fmt: skip
 
@@ -158,6 +161,49 @@ def test_generic_batch_goes_into_dicts_dataclasses_and_named_tuples() -> None:
     assert batch.pair.b == ["b", "b"]
     assert batch.mapping["x"].shape == (2, 1)
     assert batch.mapping["y"] == [1, 2]
+
+
+@edataclass
+class Labelled(Batch):
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+    token_label_ids: torch.Tensor
+    label_mask: torch.Tensor
+
+
+class Ids(NamedTuple):
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+    token_label_ids: torch.Tensor
+    label_mask: torch.Tensor
+
+
+def nested(**fields: Any) -> Any:
+    return {"inner": Ids(**fields)}
+
+
+@pytest.mark.parametrize("make", [dict, UserDict, Ids, nested])
+@pytest.mark.parametrize("is_mix", [False, True])
+def test_labels_are_padded_with_what_losses_ignore(make: Any, is_mix: bool) -> None:
+    def row(num: int) -> dict[str, torch.Tensor]:
+        kinds = (torch.int64, torch.int32, torch.float32, torch.bool)
+        shape = (1, num) if is_mix else (num, 2)
+        return dict(zip(Ids._fields, (torch.ones(shape, dtype=k) for k in kinds), strict=True))
+
+    rows = [row(2), row(3)]
+    batch: Any = (homogeneous_concat_mix if is_mix else generic_batch)([make(**r) for r in rows])
+    batch = batch["inner"] if make is nested else batch
+    batches = [batch if isinstance(batch, dict) else batch._asdict()]
+    if not is_mix:
+        own = Labelled.from_samples(rows)
+        batches.append({name: getattr(own, name) for name in Ids._fields})
+    for found in batches:
+        for name, padding in zip(Ids._fields, (0, -100, -100, 0), strict=True):
+            assert found[name].dtype == rows[0][name].dtype
+            assert found[name][0].flatten().tolist() == [1] * (2 if is_mix else 4) + [padding] * (
+                1 if is_mix else 2
+            )
+            assert found[name][1].flatten().tolist() == [1] * (3 if is_mix else 6)
 
 
 @pytest.mark.parametrize("values", [[1, 2], ["a", "b"], [None, None], [(1,), (2, 3)], [[1], []]])
