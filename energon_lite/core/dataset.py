@@ -160,6 +160,8 @@ class SavableDataset(Described, IterableDataset[T_co], ABC):
     worker_config: WorkerConfig | None = None
     # A resume re-creates the samples of its buffer.
     buffers_samples: bool = False
+    # Whether `len` counts samples of all ranks: that of a loader, as in torch.
+    counts_samples: bool = False
     # The names of the datasets below, unlike each other, if there are several.
     labels: Sequence[str] = ()
 
@@ -186,6 +188,11 @@ class SavableDataset(Described, IterableDataset[T_co], ABC):
         Samples that are skipped or expanded while reading are not predicted.
         Where the size of lists depends on their samples, each sample counts as a list.
         """
+
+    def num_samples(self, stream: Stream) -> int:
+        """Counts the samples that the items of a stream's pass are made of, before skipping."""
+        below = [child.num_samples(stream) for child in self.children]
+        return sum(below) if below else self.num_items(stream)
 
     def own_traits(self, below: Traits) -> Traits:
         """Returns what is known of this dataset before anything is read.
@@ -241,7 +248,7 @@ class SavableDataset(Described, IterableDataset[T_co], ABC):
 
     def len_rank(self) -> int:
         """Counts the items of this rank in a pass, as `len()`."""
-        return len(self)
+        return count_rank_items(self, self.worker_config)
 
     @property
     def children(self) -> tuple[SavableDataset[Any], ...]:
@@ -313,9 +320,21 @@ class SavableDataset(Described, IterableDataset[T_co], ABC):
     def __len__(self) -> int:
         """Counts the items of this rank in a pass (an epoch, if endless), before any skipping.
 
-        Where the size of lists depends on their samples, each sample counts as one.
+        Where the size of lists depends on their samples, each sample counts as one. Of the dataset
+        of a loader, `loader.dataset`, it is the number of samples of all ranks.
+
+        Raises:
+            TypeError: A loader ends passes after a number of batches.
         """
-        return count_rank_items(self, self.worker_config)
+        if not self.counts_samples:
+            return self.len_rank()
+        if self.pass_length is not None:
+            raise TypeError(
+                f"len(loader.dataset): passes end after {self.pass_length} batches of each rank, "
+                "whose samples are not known before; count len(batch.__key__) in the loop"
+            )
+        num_streams = self.worker_config.default_num_streams if self.worker_config else 1
+        return sum(self.num_samples(Stream(index, num_streams)) for index in range(num_streams))
 
     def __iter__(self) -> Iterator[T_co]:
         """Iterates the whole dataset as one stream, without a loader.

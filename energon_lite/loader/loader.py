@@ -161,7 +161,9 @@ class SavableDataLoader(Described, DataLoader[T]):
         self.max_skip_rate = max_skip_rate
         self._exchange = Exchange(config, state_timeout_sec)
         settings_of_torch = _torch_settings(config, settings)
-        super().__init__(dataset, batch_size=None, collate_fn=OwnCollate(self), **settings_of_torch)
+        counted = copy(dataset)
+        counted.worker_config, counted.counts_samples = config, True
+        super().__init__(counted, batch_size=None, collate_fn=OwnCollate(self), **settings_of_torch)
         # torch takes no sampler for an IterableDataset; trainers call set_epoch of what is here.
         self.__dict__["sampler"] = EpochSampler(self)
 

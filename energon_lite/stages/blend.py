@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,7 +23,12 @@ from energon_lite.sources.source import SourcePlaces, WebdatasetSource
 from energon_lite.stages.blend_refs import BlendRefs
 from energon_lite.stages.by_source import by_source
 from energon_lite.stages.choosers import LONGEST_BLOCK, BySamples, ByTokens, Chooser
-from energon_lite.stages.concat import CombinedDataset, RepeatDataset, total_items
+from energon_lite.stages.concat import (
+    CombinedDataset,
+    RepeatDataset,
+    samples_of_items,
+    total_items,
+)
 from energon_lite.stages.map import FilterDataset, MapDataset
 
 T = TypeVar("T")
@@ -154,6 +160,11 @@ class BlendDataset(CombinedDataset[T]):
             counted = self._counted = stream, number
         return counted[1]
 
+    def num_samples(self, stream: Stream) -> int:
+        """Counts the samples up to an end that comes before all have ended."""
+        is_whole = self.until not in ("first", "all_once") or self.endless
+        return super().num_samples(stream) if is_whole else samples_of_items(self, stream)
+
     def expected(self, num_items: float) -> dict[str, float]:
         """Deals the items out by the weights."""
         found: dict[str, float] = {}
@@ -214,7 +225,8 @@ class TokenBlendDataset(BlendDataset[T]):
         # In the order of the sources, which datasets around this one may give other ids.
         self._arrays = [self._length_array(facts.name) for facts in self.sources()]
         # With another index the order is another; a checkpoint must notice.
-        self._digest = "measured" if lengths is None else _digest(self._arrays)
+        arrays, counts = iter(self._arrays), [len(d.sources()) for d in self.datasets]
+        self._digests = [_digest(islice(arrays, count)) for count in counts]
 
     def _length_array(self, source: str) -> Int64Array:
         if self.lengths is None:
@@ -249,10 +261,14 @@ class TokenBlendDataset(BlendDataset[T]):
 
     def config(self) -> dict[str, JSON]:
         """Returns the weights and all that is blended."""
-        return {**super().config(), "unit": "tokens", "lengths": self._digest}
+        found: dict[str, Any] = super().config()
+        if self.lengths is not None:
+            pairs = zip(found["of"], self._digests, strict=True)
+            found["of"] = [{**entry, "lengths": digest} for entry, digest in pairs]
+        return {**found, "unit": "tokens", "lengths": "stored" if self.lengths else "measured"}
 
 
-def _digest(arrays: list[Int64Array]) -> str:
+def _digest(arrays: Iterable[Int64Array]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for array in arrays:
         digest.update(len(array).to_bytes(8, "little"))

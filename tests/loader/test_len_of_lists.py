@@ -137,7 +137,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 
 def make(
-    root: Path, encoder: Any, *, validation: bool = False, num_streams: int = 2, **settings: Any
+    root: Path,
+    encoder: Any,
+    *,
+    validation: bool = False,
+    num_streams: int = 2,
+    end: Any = None,
+    **settings: Any,
 ) -> SavableDataLoader[Any]:
     config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=num_streams)
     settings = {"batch_size": 2, "task_encoder": encoder, "worker_config": config, **settings}
@@ -145,7 +151,7 @@ def make(
         dataset = get_val_dataset(root, split_part="train", **settings)
     else:
         dataset = get_train_dataset(root, **{"repeat": False, **settings})
-    return get_savable_loader(dataset, max_skip_rate=1)
+    return get_savable_loader(dataset, max_skip_rate=1, end=end)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -210,3 +216,95 @@ def test_consumer_that_stops_at_the_length_loses_nothing(folders) -> None:
     loader = make(folders[130], encoder(), num_streams=8, **settings)
     batches = [batch for _, batch in zip(range(len(loader)), loader, strict=False)]
     assert_same(batches, whole)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_streams", [1, 7])
+def test_dataset_of_a_loader_counts_samples(folders, kind, num_streams) -> None:
+    make_encoder, settings = KINDS[kind]
+    for repeat in (False, True):
+        loader = make(
+            folders[50], make_encoder(), num_streams=num_streams, repeat=repeat, **settings
+        )
+        assert len(loader.dataset) == 50
+    assert len(get_savable_loader(loader.dataset)) == len(loader)
+
+
+BLENDS = {
+    "until all have ended": ("until: all_once\nblend: [{path: 9}, {path: 50}]", None),
+    "until the first end": ("until: first\nblend: [{path: 9}, {path: 50, weight: 2}]", None),
+    "epochs": ("blend_epochized: [{path: 9, repetitions: 3}, {path: 50}]", 77),
+    "parts": ("concat: [{path: 9}, {path: 50, subset: {range: [0, 10]}}]", 19),
+}
+
+
+@pytest.mark.parametrize("blend", BLENDS)
+@pytest.mark.parametrize("batch_size", [None, 4])
+@pytest.mark.parametrize("num_streams", [1, 5])
+def test_dataset_of_a_loader_counts_what_all_ranks_get(
+    folders, tmp_path, blend, batch_size, num_streams
+) -> None:
+    text, expected = BLENDS[blend]
+    for number in (9, 50):
+        text = text.replace(f"path: {number}", f"path: {folders[number]}")
+    split = text.replace("\n", "\n    ")
+    file = tmp_path / "meta.yaml"
+    file.write_text(f"__class__: MetadatasetV2\nsplits:\n  train:\n    {split}\n")
+    counts, lengths = [], set()
+    for rank in range(2):
+        config = WorkerConfig(rank=rank, world_size=2, num_workers=0, num_streams=num_streams)
+        settings = {"batch_size": batch_size, "worker_config": config, "repeat": False}
+        with get_savable_loader(
+            get_train_dataset(file, task_encoder=Lists(), **settings)
+        ) as loader:
+            counts.append(sum(len(batch) if batch_size else 1 for batch in loader))
+            lengths.add(len(loader.dataset))
+    assert lengths == {sum(counts)}
+    assert expected in (None, sum(counts))
+
+
+def test_samples_of_so_many_batches_are_not_known(folders) -> None:
+    for settings in ({"validation": True, "limit": 3}, {"repeat": True, "virtual_epoch_length": 3}):
+        loader = make(folders[50], Lists(), **settings)
+        with pytest.raises(TypeError, match=r"end after 3 batches .* count len"):
+            len(loader.dataset)
+
+
+# Samples, batch size, ranks, streams, settings of the dataset; end.
+EMPTY: list[tuple[int, int, int, int, dict[str, Any], Any]] = [
+    (50, 16, 4, 4, {"batch_drop_last": True}, None),
+    (50, 40, 1, 2, {"batch_drop_last": True}, None),
+    (50, 50, 3, 3, {"validation": True}, "drop"),
+    (50, 16, 5, 5, {"batch_drop_last": True}, "drop"),
+    (9, 9, 1, 1, {"task_encoder": Groups(), "batch_drop_last": True}, None),
+]
+
+
+@pytest.mark.parametrize("case", EMPTY)
+def test_pass_without_a_batch_is_told_once(folders, caplog, case) -> None:
+    num_samples, batch_size, world_size, num_streams, settings, end = case
+    for rank in range(world_size):
+        caplog.clear()
+        place = {"rank": rank, "world_size": world_size, "num_workers": 0}
+        config = WorkerConfig(**place, num_streams=num_streams)
+        loader = make(
+            folders[num_samples], Lists(),
+            **{"worker_config": config, "batch_size": batch_size, "end": end, **settings},
+        )  # fmt: skip
+        assert [*loader] == [*loader] == []
+        told = [r.getMessage() for r in caplog.records if "has no batch" in r.getMessage()]
+        assert len(told) == (end is None or rank == 0)
+        for word in (f"{num_samples} samples", f"batch_size={batch_size}", f"{world_size} ranks"):
+            assert all(word in text for text in told)
+        assert all(f"{num_streams} streams" in text for text in told)
+
+
+def test_pass_that_was_resumed_at_its_end_is_not_told(folders, caplog) -> None:
+    loader = make(folders[9], Lists(), batch_size=4, num_streams=1)
+    for _ in range(3):
+        batches = iter(loader)
+        [next(batches) for _ in range(3)]
+        resumed = make(folders[9], Lists(), batch_size=4, num_streams=1)
+        resumed.load_state_dict(loader.state_dict())
+        assert [*resumed] != [*batches]
+    assert "has no batch" not in caplog.text

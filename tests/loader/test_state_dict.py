@@ -212,7 +212,8 @@ def test_loader_is_a_torch_data_loader(texts) -> None:
     loader = get_savable_loader(dataset, prefetch_factor=3)
     assert isinstance(loader, DataLoader)
     assert isinstance(loader.dataset, IterableDataset)
-    assert loader.dataset is dataset
+    assert loader.dataset.config() == dataset.config()
+    assert (len(loader.dataset), len(dataset)) == (60, 20)
     assert (loader.batch_size, loader.batch_sampler, loader.num_workers) == (None, None, 2)
     assert (loader.prefetch_factor, loader.persistent_workers, loader.timeout) == (3, True, 0)
     assert (loader.drop_last, loader.pin_memory) == (False, torch.cuda.is_available())

@@ -320,6 +320,29 @@ def test_checkpoint_does_not_resume_with_another_index(tmp_path) -> None:
     assert Ranks(make, 1, states=states).slots(1)
 
 
+@pytest.mark.parametrize("names", [["short"], ["long", "more", "short"]])
+def test_edited_blend_resumes_with_an_index(tmp_path, names) -> None:
+    for name in ("short", "long", "more"):
+        text_set(tmp_path / name, 9)
+        index(tmp_path / name, range(1, 10))
+    loader = get_savable_loader(blend_of(tmp_path, INDEXED, DefaultTaskEncoder)(ONE))
+    before = list(islice(loader, 5))
+    paths = ", ".join(f"{{path: {name}}}" for name in names)
+    after = f"unit: tokens\nlengths: tok\nblend: [{paths}]"
+    make = blend_of(tmp_path, after, DefaultTaskEncoder)
+    resumed, state = get_savable_loader(make(ONE)), through_json(loader.save_state_rank())
+    edits = resumed.restore_state_global([state], migrate=True)
+    assert len(edits) == 1 if len(names) == 1 else any("more/train: added" in e for e in edits)
+    # The samples of what stays follow each other: each once in an epoch.
+    batches = [*before, *islice(resumed, 8)]
+    found = [leaf for batch in batches for leaf in leaves(batch.__restore_key__)]
+    epoch = [leaf[2] for leaf in found if leaf[0] == "short/train"][:9]
+    assert sorted(epoch) == list(range(9))
+    index(tmp_path / "short", range(2, 11))
+    with pytest.raises(StateError, match="other stored lengths of short/train"):
+        get_savable_loader(make(ONE)).restore_state_global([state], migrate=True)
+
+
 def test_renamed_sources_keep_their_lengths(sets) -> None:
     split = """
     blend_mode: random
