@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -106,16 +105,18 @@ def test_what_is_written_is_there(server: Server, configure: Configure, tmp_path
     assert (tmp_path / "a" / "b").read_bytes() == b"here"
     assert files.entries(local_path("msc://one/a")) == ["b"]
     assert files.entries(local_path("msc://disk/a")) == ["b"]
+    server.fail("status", status=501, method="POST", times=1 << 30)  # no bulk deletes
+    files.remove(local_path("msc://one/a/b"))
+    assert server.read("bucket/deep/a/b") is None
 
 
-@pytest.mark.parametrize("kind", ["s8k", "gcs_s3", "ais_s3"])
-def test_other_servers_speak_the_protocol_of_s3(
-    server: Server, configure: Configure, kind: str
-) -> None:
-    profile = s3(server)
-    profile["storage_provider"]["type"] = kind
-    configure({"one": profile})
-    assert read("msc://one/texts/.nv-meta/split.yaml")
+def test_other_servers_speak_the_protocol_of_s3(server: Server, configure: Configure) -> None:
+    profiles = {kind: s3(server) for kind in ("s8k", "gcs-s3", "ais-s3")}
+    for kind, profile in profiles.items():
+        profile["storage_provider"]["type"] = kind.replace("-", "_")
+    configure(profiles)
+    for kind in profiles:
+        assert read(f"msc://{kind}/texts/.nv-meta/split.yaml")
 
 
 def test_credentials_come_from_files_and_variables(
@@ -161,34 +162,38 @@ def test_stores_of_azure_and_google_are_mapped(
     assert any("bucket/texts" in entry.path for entry in server.log())
 
 
+BASE = {"base_path": "bucket"}
 REFUSED = {
-    "oci": ({"storage_provider": {"type": "oci"}}, r"storage_provider.type 'oci' is not known"),
-    "rdma": (
-        {"storage_provider": {"type": "s3", "options": {"rdma": True}}},
-        r"storage_provider.options.rdma is not known here. Install multi-storage-client",
+    "oci": (
+        {"storage_provider": {"type": "oci", "options": BASE}},
+        r"storage_provider.type 'oci' is not known here, and multi-storage-client cannot read it: ",
+    ),
+    "option": (
+        {"storage_provider": {"type": "s3", "options": {**BASE, "own": 1}}},
+        r"storage_provider.options.own is not known here, and multi-storage-client cannot",
     ),
     "bundle": ({"provider_bundle": {"type": "my.Bundle"}}, r"provider_bundle is not known"),
     "manifest": (
-        {"storage_provider": {"type": "file"}, "metadata_provider": {"type": "manifest"}},
+        {"storage_provider": {"type": "s3", "options": BASE},
+         "metadata_provider": {"type": "manifest", "options": {"manifest_path": "none"}}},
         r"metadata_provider is not known",
     ),
     "issuer": (
-        {"storage_provider": {"type": "s3"}, "credentials_provider": {"type": "my.Own"}},
+        {"storage_provider": {"type": "s3", "options": BASE},
+         "credentials_provider": {"type": "my.Own"}},
         r"credentials_provider.type 'my.Own' is not known",
     ),
-    "empty": ({}, r"storage_provider: \{type: s3, options: ...\} is missing"),
-    "list": ([], r"storage_provider must be a mapping"),
     "variable": (
-        {"storage_provider": {"type": "${NOT_SET_ANYWHERE}"}},
-        r"environment variable 'NOT_SET_ANYWHERE' is not set",
+        {"storage_provider": {"type": "s3", "options": {"base_path": "${NOT_SET_ANYWHERE}"}}},
+        r"environment variable \$\{NOT_SET_ANYWHERE\} is not set",
     ),
     "half": (
-        {"storage_provider": {"type": "s3"},
+        {"storage_provider": {"type": "s3", "options": BASE},
          "credentials_provider": {"type": "S3Credentials", "options": {"access_key": "a"}}},
         r"write access_key and secret_key",
     ),
     "no_file": (
-        {"storage_provider": {"type": "s3"},
+        {"storage_provider": {"type": "s3", "options": BASE},
          "credentials_provider": {"type": "FileBasedCredentials",
                                   "options": {"credential_file_path": "/nothing"}}},
         r"credential_file_path must be of a file",
@@ -224,86 +229,74 @@ def test_files_are_found_where_multi_storage_client_looks(
         file.write_text(json.dumps({"profiles": {"one": {"storage_provider": provider}}}))
         assert profile_named("one").options["base_path"] == f"/{number}"
         seen.append(msc_profiles.fingerprint())
-    assert len({repr(one) for one in seen}) == len(seen)
+    assert len({repr(one) for one in seen}) == len(seen) - 1  # not of all users
     assert profile_named("default").kind == "file"
 
 
-def test_included_files_belong_to_it(configure: Configure, tmp_path: Path) -> None:
-    disk = {"storage_provider": {"type": "file"}}
-    configure({"two": disk}, "inner.json", path_mapping={"/data/": "msc://two/"})
-    file = configure({"one": disk}, include=["inner.json"])
+def test_configuration_may_have_several_files(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = {"storage_provider": {"type": "file", "options": {"base_path": "/"}}}
+    configure({"two": disk}, "inner.json")
+    file = configure({"one": disk}, include=[str(tmp_path / "inner.json")])
     assert profile_named("one").kind == profile_named("two").kind == "file"
     folder = fetcher_client.folder_of_fetcher()
-    configure({"two": disk, "three": disk}, "inner.json")
-    configure({"one": disk}, include=["inner.json"])
+    configure({"one": disk, "three": disk})
     assert fetcher_client.folder_of_fetcher() != folder
-    configure({"two": {"storage_provider": {"type": "s3"}}}, include=["inner.json"])
-    with pytest.raises(DatasetFormatError, match=f"profile 'two': is another one in {file}"):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "rclone").mkdir()
+    (tmp_path / "rclone" / "rclone.conf").write_text("[one]\ntype = s3\n")
+    match = f"rclone.conf, profile 'one': is another one in {file}"
+    with pytest.raises(OSError, match=match):
+        read("msc://three/texts")
+
+
+@pytest.mark.parametrize("text", ["{", '{"profiles": {"one": ["the-secret"]}}'])
+def test_malformed_configuration_is_an_error_without_its_values(
+    server: Server, texts: Path, configure: Configure, tmp_path: Path, text: str
+) -> None:
+    configure({})
+    (tmp_path / "msc.json").write_text(text)
+    with pytest.raises(OSError, match=r"multi-storage-client is malformed .*msc.json") as caught:
+        read("msc://one/texts")
+    assert "the-secret" not in str(caught.value)
+    assert texts_of("s3://bucket/texts")
+
+
+@pytest.mark.parametrize(
+    "place", [pytest.param(".rclone.conf", marks=pytest.mark.soak), ".config/rclone/rclone.conf"]
+)
+def test_profiles_of_rclone_are_read(
+    server: Server, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    for name in ("MSC_CONFIG", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(fetcher_client, "_PROFILES_SEC", 0.0)
+    key, secret = server.credentials or ("", "")
+    file = tmp_path / place
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(
+        f"[store]\ntype = s3\nprovider = Minio\nenv_auth = false\naccess_key_id = {key}\n"
+        f"secret_access_key = {secret}\nregion = us-east-1\nendpoint = {server.url}\n"
+    )
+    assert sorted(texts_of("msc://store/bucket/texts")) == sorted(texts_of(texts / "texts"))
+    with pytest.raises(OSError, match=r"rclone.conf has no such profile. Did you mean 'store'"):
+        read("msc://stoer/bucket/texts")
+
+
+def test_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(msc_profiles, "PACKAGE", "not_installed")
+    with pytest.raises(DatasetFormatError, match=r"pip install 'energon_lite\[msc\]'"):
         profile_named("one")
-    (tmp_path / "msc.json").write_text("{")
-    fetcher_client.folder_of_fetcher()  # other addresses work
-
-
-# multi-storage-client as far as it is used, over a folder of this machine.
-CLIENT = """
-import json, os
-from pathlib import Path
-from types import SimpleNamespace
-
-class StorageClientConfig:
-    @classmethod
-    def from_file(cls, profile):
-        config = json.loads(Path(os.environ["MSC_CONFIG"]).read_text())
-        return config["profiles"][profile]["storage_provider"]["options"]["base_path"]
-
-class StorageClient:
-    def __init__(self, base):
-        self.base = Path(base)
-
-    def _facts(self, path):
-        facts, is_file = path.stat(), path.is_file()
-        return SimpleNamespace(
-            key=path.relative_to(self.base).as_posix(), content_length=facts.st_size,
-            type="file" if is_file else "directory", etag=None, last_modified=facts.st_mtime_ns,
-        )
-
-    def info(self, path):
-        return self._facts(self.base / path)
-
-    def read(self, path, byte_range=None):
-        data = (self.base / path).read_bytes()
-        return data[byte_range.offset:][:byte_range.size] if byte_range else data
-
-    def list(self, path, include_directories=False):
-        for found in sorted((self.base / path).iterdir()):
-            if include_directories or found.is_file():
-                yield self._facts(found)
-
-    def write(self, path, body):
-        (self.base / path).parent.mkdir(parents=True, exist_ok=True)
-        (self.base / path).write_bytes(body)
-
-    def delete(self, path):
-        (self.base / path).unlink()
-
-types = SimpleNamespace(Range=SimpleNamespace)
-"""
 
 
 def test_installed_client_reads_what_only_it_understands(
-    configure: Configure, place: Path, texts: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, server: Server,
-) -> None:  # fmt: skip
+    configure: Configure, texts: Path, tmp_path: Path, server: Server
+) -> None:
     shutil.copytree(texts / "texts", tmp_path / "data" / "texts")
     options = {"base_path": str(tmp_path / "data"), "of_another": True}
-    configure({"one": {"storage_provider": {"type": "own", "options": options}}})
-    with pytest.raises(OSError, match=r"type 'own' is not known here. Install multi-storage"):
-        read("msc://one/texts/.nv-meta/split.yaml")
-    (tmp_path / "multistorageclient.py").write_text(CLIENT)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(place / "again"))  # and so another fetcher
-    (place / "again").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", None)
+    configure({"one": {"storage_provider": {"type": "file", "options": options}}})
     assert sorted(texts_of("msc://one/texts")) == sorted(texts_of(texts / "texts"))
     assert "shard-000.tar" in files.entries(local_path("msc://one/texts"))
     files.write_atomically(local_path("msc://one/new/a"), b"first")

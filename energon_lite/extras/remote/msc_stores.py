@@ -7,26 +7,32 @@ from collections.abc import Iterator
 from datetime import datetime
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from obstore import exceptions, store
 
-from energon_lite.extras.remote.msc_profiles import Profile, UnmappedError
+from energon_lite.extras.remote.msc_profiles import PACKAGE, Profile, UnmappedError
 
 # Tunings of the transfers of multi-storage-client, which have no effect here.
 _TUNING = dict.fromkeys((
-    "base_path", "multipart_threshold", "multipart_chunksize", "max_concurrency", "io_chunksize",
+    "base_path", "type", "multipart_threshold", "multipart_chunksize", "max_concurrency",
+    "io_chunksize",
     "max_pool_connections", "max_bandwidth", "connect_timeout", "read_timeout", "retries",
     "request_checksum_calculation", "response_checksum_validation", "rust_client", "project_id",
 ), "")  # fmt: skip
 # By type: the store, what it calls options of the provider, and further settings.
+# Objects are removed one by one, which stores without bulk deletes can do as well.
+ONE_BY_ONE: dict[str, Any] = {"disable_bulk_delete": True}
 _S3 = {"region_name": "region", "endpoint_url": "endpoint", "signature_version": "sign"}
 _KINDS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
-    **dict.fromkeys(("s3", "s8k", "ais_s3"), (store.S3Store, _S3, {})),
-    "gcs_s3": (store.S3Store, _S3, {"endpoint": "https://storage.googleapis.com"}),
+    **dict.fromkeys(("s3", "s8k", "ais_s3"), (store.S3Store, _S3, ONE_BY_ONE)),
+    "gcs_s3": (
+        store.S3Store,
+        _S3,
+        {**ONE_BY_ONE, "endpoint": "https://storage.googleapis.com"},
+    ),
     "gcs": (store.GCSStore, {"endpoint_url": "base_url"}, {}),
     "azure": (store.AzureStore, {"endpoint_url": "endpoint"}, {}),
 }
@@ -60,20 +66,23 @@ class Profiled:
     def _made(self, place: str) -> Any:
         try:
             return self._mapped(place)
-        except UnmappedError:
-            if find_spec("multistorageclient") is None:
-                raise
-            return client_of(self._profile.name)
+        except UnmappedError as key:
+            try:
+                return client_of(self._profile.name)
+            except Exception as error:
+                what = str(error) if isinstance(error, ImportError) else type(error).__name__
+                text = f"{key} is not known here, and multi-storage-client cannot read it: {what}"
+                raise self._profile.error(text) from None
 
     def _mapped(self, place: str) -> Any:
         own = self._profile
         if own.unknown:
-            raise UnmappedError(own, own.unknown)
+            raise UnmappedError(own.unknown)
         if own.kind == "file":
             own.checked("storage_provider", own.options, _TUNING)
             return store.LocalStore(self._base or "/", mkdir=True)
         if own.kind not in _KINDS:
-            raise UnmappedError(own, f"storage_provider.type {own.kind!r}")
+            raise UnmappedError(f"storage_provider.type {own.kind!r}")
         make, names, given = _KINDS[own.kind]
         found = own.checked("storage_provider", own.options, {**_TUNING, **names})
         settings: dict[str, Any] = {**given, **found}
@@ -82,11 +91,11 @@ class Profiled:
         elif own.issuer in _ISSUERS:
             kind, names, of = _ISSUERS[own.issuer]
             if kind is not make:
-                raise UnmappedError(own, f"credentials_provider.type {own.issuer!r}")
+                raise UnmappedError(f"credentials_provider.type {own.issuer!r}")
             found = own.checked("credentials_provider", own.secrets, names)
             of(own, found, settings)
         elif own.issuer:
-            raise UnmappedError(own, f"credentials_provider.type {own.issuer!r}")
+            raise UnmappedError(f"credentials_provider.type {own.issuer!r}")
         return make(place, **settings, **self._common)
 
 
@@ -214,6 +223,6 @@ class ClientStore:
 
 def client_of(name: str) -> ClientStore:
     """Returns a profile as an installed multi-storage-client reads it."""
-    msc = import_module("multistorageclient")
+    msc = import_module(PACKAGE)
     client = msc.StorageClient(msc.StorageClientConfig.from_file(profile=name))
     return ClientStore(client, msc.types.Range)

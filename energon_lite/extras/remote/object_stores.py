@@ -18,7 +18,7 @@ from obstore import exceptions, store
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.extras.remote.msc_profiles import profile_named
-from energon_lite.extras.remote.msc_stores import Profiled
+from energon_lite.extras.remote.msc_stores import ONE_BY_ONE, Profiled
 
 # Requests are repeated and counted by `retries`.
 _RETRY: Any = {"max_retries": 0}
@@ -69,7 +69,7 @@ def _store_at(scheme: str, place: str) -> Any:
     if scheme == "msc":
         return Profiled(profile_named(place), options)
     if scheme == "s3":
-        return store.S3Store(place, **options)
+        return store.S3Store(place, **ONE_BY_ONE, **options)
     if scheme == "gs":
         return store.GCSStore(place, **options)
     if scheme == "az":
