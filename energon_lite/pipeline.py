@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
+from energon_lite.core.arguments import at_least
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.metadataset.build import build_training, build_validation
@@ -36,7 +37,7 @@ def get_train_dataset(
     virtual_epoch_length: int = 0,
     shuffle_over_epochs_multiplier: int | None = 1,
     task_encoder: AnyTaskEncoder | None = None,
-    repeat: bool = True,
+    repeat: bool | int = True,
     **kwargs: Any,
 ) -> SavableDataset[Any]:
     """Builds the training dataset of a prepared folder or a metadataset.
@@ -57,8 +58,8 @@ def get_train_dataset(
         shuffle_over_epochs_multiplier: 1 permutes each epoch, n > 1 n copies as one; -1 draws
             slices with replacement; None keeps the file order.
         task_encoder: by default `DefaultTaskEncoder()`.
-        repeat: whether training is endless; otherwise a pass is one epoch. A `blend` that ends by
-            its `until` has passes in any case.
+        repeat: True for endless training. False for passes of one epoch; a number for passes of
+            several. A `blend` that ends by its `until` has passes in any case.
         kwargs: `subflavors`, `parallel_shard_iters`, `trust` (run code that a dataset names),
             `sample_type` (a class that the class of all samples must be, or come from),
             `field_map`, `sample_loader` and `part_filter` where `dataset.yaml` has none; for a
@@ -69,7 +70,7 @@ def get_train_dataset(
         ValueError: An argument or a file of the dataset is invalid.
         FileNotFoundError: The folder does not exist, or is not prepared.
     """
-    batching = Batching(batch_size, batch_drop_last, packing_buffer_size)
+    batching = _batching(batch_size, batch_drop_last, packing_buffer_size)
     hooks, opener = _open(
         path, split_part, task_encoder, worker_config, kwargs, True, batching,
         shuffle_over_epochs_multiplier, max_samples_per_sequence=max_samples_per_sequence,
@@ -116,7 +117,7 @@ def get_val_dataset(
         ValueError: An argument or a file of the dataset is invalid.
         FileNotFoundError: The folder does not exist, or is not prepared.
     """
-    batching = Batching(batch_size, batch_drop_last, packing_buffer_size)
+    batching = _batching(batch_size, batch_drop_last, packing_buffer_size)
     hooks, opener = _open(
         path, split_part, task_encoder, worker_config, kwargs, False, batching, limit=limit
     )
@@ -136,7 +137,7 @@ def get_val_datasets(
     **kwargs: Any,
 ) -> list[tuple[SavableDataset[Any], BaseCoreDatasetFactory[Any]]]:
     """Builds one validation dataset for each leaf; see `get_val_dataset`."""
-    batching = Batching(batch_size, batch_drop_last, packing_buffer_size)
+    batching = _batching(batch_size, batch_drop_last, packing_buffer_size)
     hooks, opener = _open(
         path, split_part, task_encoder, worker_config, kwargs, False, batching, limit=limit
     )
@@ -177,14 +178,13 @@ def _open(
             "called"
         )
     hooks = Hooks(checked_encoder(task_encoder), worker_config)
-    batch_size, _, packing_buffer_size = batching
-    _check_sizes(batch_size=batch_size, packing_buffer_size=packing_buffer_size, **sizes)
+    sizes = _sizes(**sizes)
     return hooks, LeafOpener(
         node=open_node(path, split_part, kwargs),
         cook=hooks.cooked,
         decoder=hooks.decoder(kwargs),
         shuffle_buffer_size=sizes.get("shuffle_buffer_size"),
-        block=batch_size,
+        block=batching.batch_size,
         settings={"max_samples_per_sequence": sizes.get("max_samples_per_sequence"), **kwargs},
         training=training,
         worker_config=worker_config,
@@ -193,6 +193,7 @@ def _open(
     )
 
 
+# The smallest value of each size, and what others mean.
 _LEAST = {
     "batch_size": (1, ", or None for no batches"),
     "packing_buffer_size": (1, ", or None for no packing by a function"),
@@ -203,22 +204,24 @@ _LEAST = {
 }
 
 
-def _check_sizes(**sizes: Any) -> None:
-    """Checks that sizes are whole numbers in their range.
+def _sizes(**sizes: int | None) -> dict[str, int | None]:
+    """Returns sizes as integers, after checking them.
 
     Args:
         sizes: by the names of the arguments; None stands for the default.
 
     Raises:
-        TypeError: A size is no whole number.
+        TypeError: A size is not an integer.
         ValueError: A size is below its minimum.
     """
-    for name, value in sizes.items():
-        if value is None:
-            continue
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            number = "; write it without quotes" if isinstance(value, str) else ""
-            raise TypeError(f"{name}={value!r} must be a whole number or None{number}")
-        least, meaning = _LEAST[name]
-        if value < least:
-            raise ValueError(f"{name}={value} must be at least {least}{meaning}")
+    return {
+        name: None if size is None else at_least(name, size, *_LEAST[name])
+        for name, size in sizes.items()
+    }
+
+
+def _batching(batch_size: Any, batch_drop_last: Any, packing_buffer_size: Any) -> Batching:
+    sizes = _sizes(batch_size=batch_size, packing_buffer_size=packing_buffer_size)
+    if batch_drop_last not in (True, False):
+        raise TypeError(f"batch_drop_last={batch_drop_last!r:.80} must be True or False")
+    return Batching(**sizes, batch_drop_last=bool(batch_drop_last))

@@ -282,6 +282,39 @@ def test_epochized_blend_has_exact_counts_in_every_epoch(sets, num_streams) -> N
     assert numbers == {"a/train": {6}, "b/train": {4}, "c/train": {1, 2}}
 
 
+@pytest.mark.parametrize("repeat", [1, 2, 3])
+@pytest.mark.parametrize("split", [
+    "a", "{path: a}", "{blend_epochized: [{path: a, repetitions: 1.5}, {path: b}]}",
+    "{concat: [{path: a}, {path: b}]}",
+])  # fmt: skip
+@pytest.mark.parametrize("num_streams", [1, 3])
+def test_a_pass_of_several_epochs_has_each_sample_as_often(
+    sets, split, repeat, num_streams
+) -> None:
+    path: Any = sets / "a" if split == "a" else metadataset(sets, f"splits: {{train: {split}}}")
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=num_streams)
+
+    def loader(repeat: int) -> Any:
+        return get_savable_loader(
+            get_train_dataset(path, worker_config=config, batch_size=None, repeat=repeat)
+        )
+
+    def keys(samples: Any) -> list[Any]:
+        return [sample.__restore_key__[::2] for sample in samples]
+
+    several, alone = loader(repeat), loader(False)
+    length = len(several)
+    whole = keys(several)
+    assert len(whole) == length
+    assert Counter(whole) == Counter(key for _ in range(repeat) for key in keys(alone))
+    for at in (1, length // 2, length - 1):
+        first = loader(repeat)
+        begun = keys(islice(first, at))
+        resumed = loader(repeat)
+        resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert begun + keys(resumed) == whole
+
+
 def _keys_of(dataset: Any, epoch: int, num_streams: int) -> list[tuple[str, int]]:
     found = []
     for index in range(num_streams):

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from energon_lite.batching.collector import CollectorState, OneByOne, Samples, saved_count
 from energon_lite.batching.costs import as_costs
-from energon_lite.batching.rules import at_least
+from energon_lite.core.arguments import at_least
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.seeds import UInt64Array, key_of, random_words
 from energon_lite.order.permutation import Permutation

@@ -11,14 +11,15 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from functools import cached_property, wraps
+from functools import cached_property
 from types import UnionType
 from typing import Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from energon_lite.core.arguments import at_least, hinting
 from energon_lite.core.arrays import BoolArray, Int64Array
-from energon_lite.core.errors import FatalSampleError, did_you_mean
+from energon_lite.core.errors import FatalSampleError
 
 # What a pack holds most of, and what a plain number means.
 TOKENS = "tokens"
@@ -185,42 +186,11 @@ class LengthRules:
         return 0 if is_dropped else row[0]
 
 
-def at_least(name: str, value: int, least: int = 1) -> int:
-    """Returns a number, if it is an integer that is not too small.
-
-    Raises:
-        TypeError: Not an integer.
-        ValueError: Below `least`.
-    """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name}={value!r:.80} must be an integer")
-    number = operator.index(value)
-    if number < least:
-        raise ValueError(f"{name}={number} must be at least {least}")
-    return number
-
-
-def _hinting(kind: Any) -> Any:
-    """Lets a dataclass name the closest of its settings where one is unknown."""
-    make = kind.__init__
-
-    @wraps(make)
-    def checked(self: Any, *values: Any, **settings: Any) -> None:
-        known = [field.name for field in fields(self) if field.init]
-        for name in settings.keys() - set(known):
-            hint = did_you_mean(name, known)
-            raise TypeError(f"{kind.__name__} has no setting {name!r}.{hint}")
-        make(self, *values, **settings)
-
-    kind.__init__ = checked
-    return kind
-
-
 def check_fields(settings: Any) -> None:
     """Checks the fields of a dataclass against their annotations.
 
     A `Literal` is one of its values, or what else the annotation names: None, a function. An
-    integer is at least 1, or at least `metadata["least"]`; so are those of a dict.
+    integer, also of numpy, is at least 1, or at least `metadata["least"]`; so are those of a dict.
 
     Raises:
         TypeError: A value is no integer.
@@ -239,11 +209,15 @@ def check_fields(settings: Any) -> None:
             if not (is_function or is_mapping or value in choices):
                 raise ValueError(f"{name}={value!r:.80} is not one of {', '.join(choices)}")
         elif int in kinds:
-            for number in value.values() if isinstance(value, Mapping) else [value]:
-                at_least(name, number, each.metadata.get("least", 1))
+            least = each.metadata.get("least", 1)
+            if isinstance(value, Mapping):
+                checked: Any = {key: at_least(name, value[key], least) for key in value}
+            else:
+                checked = at_least(name, value, least)
+            object.__setattr__(settings, name, checked)
 
 
-@_hinting
+@hinting
 @dataclass(frozen=True)
 class Packing(LengthRules):
     """Settings of how a task encoder's samples are packed.
@@ -390,7 +364,7 @@ def _by_resource(value: int | Mapping[str, int]) -> dict[str, int]:
     return dict(value) if isinstance(value, Mapping) else {TOKENS: value}
 
 
-@_hinting
+@hinting
 @dataclass(frozen=True)
 class Buckets(LengthRules):
     """Settings of batches that a task encoder's samples share by their `sample_length`.
@@ -519,7 +493,7 @@ def _sizes_by_function(lengths_N: Int64Array, batch_size_fn: Callable[[int], int
     return limits[places_N]
 
 
-@_hinting
+@hinting
 @dataclass(frozen=True)
 class ModalitySplit(LengthRules):
     """Settings of batches of one group, which is the same on all ranks at the same step.
@@ -647,7 +621,7 @@ def check_shares(shares: Mapping[Any, float]) -> None:
                 f"shares has a group {group!r:.80}; it must be a text, number, bool, None or a "
                 "tuple of these"
             )
-        if isinstance(share, bool) or not isinstance(share, (int, float)):
+        if isinstance(share, bool) or not isinstance(share, (int, float, np.number)):
             raise TypeError(
                 f"shares[{group!r}]={share!r:.80} must be a number: what changes in the run cannot "
                 "be the same on all ranks"

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_lite.batching.rules import aligned, at_least
+from energon_lite.batching.rules import aligned
+from energon_lite.core.arguments import at_least
 from energon_lite.core.arrays import Int64Array
 
 # Sums over 2**26 samples still fit into 63 bits.

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from energon_lite.batching import stream_search as search
 from energon_lite.batching.lists import Lists
-from energon_lite.batching.rules import at_least
 from energon_lite.batching.sizes import Sizes, as_integers, check_sizes
+from energon_lite.core.arguments import at_least
 from energon_lite.core.arrays import Int64Array
 
 DEFAULT_MAX_STEPS = 2000

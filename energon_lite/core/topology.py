@@ -15,7 +15,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count, islice
-from math import ceil, gcd
+from math import ceil, gcd, inf
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -23,6 +23,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
+from energon_lite.core.arguments import at_least, hinting
 from energon_lite.core.errors import ErrorHandler, append, log_exception, reraise_exception
 from energon_lite.names.energon_modules import LazyFunction
 
@@ -306,6 +307,15 @@ class _ActiveConfig:
         return current.config or getattr(current.context, "worker_config", None)
 
 
+# Each integer of a `WorkerConfig`, and its minimum.
+_INTEGERS = {
+    "rank": 0, "world_size": 1, "num_workers": 0, "seed_offset": -inf, "worker_log_level": 0,
+    "num_streams": 1, "node_groups": 1, "ranks_per_node": 1, "peers": 1, "peer": 0,
+}  # fmt: skip
+_OPTIONAL = ("num_streams", "ranks_per_node")
+
+
+@hinting
 @dataclasses.dataclass(kw_only=True, eq=False, slots=True)
 class WorkerConfig:
     """The place of this process in the run, and how its workers are made.
@@ -371,32 +381,33 @@ class WorkerConfig:
 
     def __post_init__(self) -> None:
         """Refuses a place that cannot be."""
-        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
+        for name, least in _INTEGERS.items():
+            value, is_optional = getattr(self, name), name in _OPTIONAL
+            if not (is_optional and value is None):
+                also = ", or None" if is_optional else ""
+                setattr(self, name, at_least(name, value, least, also))
+        if self.rank >= self.world_size:
             raise ValueError(
                 f"rank={self.rank} does not lie in 0..world_size-1 (world_size={self.world_size})"
             )
-        if self.peers < 1 or not 0 <= self.peer < self.peers:
+        if self.peer >= self.peers:
             raise ValueError(f"peer={self.peer} does not lie in 0..peers-1 (peers={self.peers})")
         if self.share is not None and (self.share != "broadcast" or self.peer_group is None):
             raise ValueError(
                 f"share={self.share!r} must be None, or 'broadcast' with peer_group, the group of "
                 "the ranks that have the same place"
             )
-        if self.num_workers < 0:
-            raise ValueError(f"num_workers={self.num_workers} is negative; 0 loads in this process")
         num_streams, default = self.num_streams, ""
         if num_streams is None:
             num_streams = self.default_num_streams
             default = (
                 f", by default of {self.world_size} ranks and {self.num_workers} workers each,"
             )
-        if not 1 <= num_streams <= MAX_STREAMS:
+        if num_streams > MAX_STREAMS:
             raise ValueError(f"num_streams={num_streams}{default} must lie in 1..{MAX_STREAMS:,}")
         for name in ("node_groups", "ranks_per_node"):
-            value = getattr(self, name)
-            is_integer = type(value) is int and 1 <= value <= _MAX_NODES
-            if not is_integer and (name, value) != ("ranks_per_node", None):
-                raise ValueError(f"{name}={value!r} must be an integer in 1..{_MAX_NODES:,}")
+            if (getattr(self, name) or 0) > _MAX_NODES:
+                raise ValueError(f"{name}={getattr(self, name)} must lie in 1..{_MAX_NODES:,}")
         if self.num_streams is not None:
             self.nodes.check(self.num_streams)
         if self.cache is not None:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import get_worker_info
 
+from energon_lite.core.arguments import at_least
 from energon_lite.core.errors import DecodingError, add_note, did_you_mean
 from energon_lite.core.file_store import FileStoreDecoder
 from energon_lite.core.samples import CrudeSample
@@ -104,9 +105,7 @@ class SampleDecoder(FileStoreDecoder):
                 hint = did_you_mean(name, _PICKLE_DECODERS)
                 raise ValueError(f"unpickle: {name!r} is not a part that is unpickled.{hint}")
         object.__setattr__(self, "unpickle", names)
-        size: Any = self.max_bytes
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"max_bytes={size!r} must be a whole number of bytes above 0")
+        object.__setattr__(self, "max_bytes", at_least("max_bytes", self.max_bytes))
         if self.image_size is not None:
             if self.image_decode == images.UNDECODED:
                 raise ValueError(

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from operator import index
 from os import PathLike
 from typing import Any, TypeVar
 
@@ -15,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 from typing_extensions import Self, deprecated
 
+from energon_lite.core.arguments import at_least, hinting
 from energon_lite.core.cache_pool import CachePool
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import StateError, log_exception
@@ -45,8 +45,6 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "be a cache pool, such as FileStoreCachePool(), or None",
     ),
     "max_skip_rate": (lambda value: value is None or 0 <= value <= 1, "lie in 0..1, or be None"),
-    "prefetch_factor": (lambda value: index(value) >= 1, "be a whole number of at least 1"),
-    "restart_workers": (lambda value: index(value) >= 0, "be a whole number of at least 0"),
     "state_timeout_sec": (lambda value: value > 0, "be above 0"),
     "stall_timeout_sec": _TIME,
     "watchdog_timeout_seconds": _TIME,
@@ -102,10 +100,11 @@ class SavableDataLoader(Described, DataLoader[T]):
             and replaced; None for never.
 
     Raises:
-        TypeError: `dataset` is not one.
+        TypeError: `dataset` is not one, or an argument is unknown or not an integer.
         ValueError: An argument is out of range.
     """
 
+    @hinting
     def __init__(
         self,
         dataset: SavableDataset[T],
@@ -145,10 +144,10 @@ class SavableDataLoader(Described, DataLoader[T]):
         watchdog = Watchdog(*((0, 0) if config.num_workers else waits))
         own_log = growing_path(str(skip_log).replace("{rank}", str(config.rank))).absolute()
         settings = RunSettings(
-            prefetch_factor=prefetch_factor,
+            prefetch_factor=at_least("prefetch_factor", prefetch_factor),
             limits=Limits(waits[0], stall_timeout_sec or 0, max(waits) if fail_on_timeout else 0),
             first_report_sec=max(waits),
-            restart_workers=restart_workers,
+            restart_workers=at_least("restart_workers", restart_workers, 0),
             max_skip_rate=max_skip_rate,
             max_pass_rate=1.0 if is_own_limit else max_skip_rate,
             skip_log=own_log if skip_log else None,
@@ -441,11 +440,9 @@ class SavableDataLoader(Described, DataLoader[T]):
 def _with_workers(config: WorkerConfig, workers: Any) -> WorkerConfig:
     """Returns the config of a rank with other workers, or another number of them."""
     config = copy(config)
-    if type(workers) is not int and not hasattr(workers, "num_workers"):
-        raise TypeError(f"workers={workers!r} is neither RayWorkers(...) nor a number of workers")
-    if not isinstance(workers, int):
+    if hasattr(workers, "num_workers"):
         config.worker_type, config.start_method, workers = workers, None, workers.num_workers
-    config.num_workers = workers
+    config.num_workers = at_least("workers", workers, 0, ", or RayWorkers(...)")
     return config
 
 

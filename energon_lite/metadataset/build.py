@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
+from energon_lite.core.arguments import at_least
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import AnyDataset
 from energon_lite.core.errors import DatasetFormatError
@@ -20,19 +21,26 @@ from energon_lite.stages.concat import ConcatDataset, RepeatDataset, total_items
 _LARGEST_EPOCH = 10**15
 
 
-def build_training(opener: LeafOpener, repeat: bool) -> AnyDataset:
+def build_training(opener: LeafOpener, repeat: bool | int) -> AnyDataset:
     """Builds the dataset of a training split.
 
     Args:
         opener: the split, and what opens its leaves.
-        repeat: whether passes follow each other without end, unless the blend sets `until`.
+        repeat: True if epochs follow each other without end, unless the blend sets `until`; False
+            for passes of one epoch; or the epochs of a pass.
 
     Raises:
-        ValueError: `repeat=False`, and a blend has no end.
+        ValueError: `repeat` is not True, and a blend has no end; or it is below 1.
+        TypeError: `repeat` is no number.
     """
     node = opener.node
-    is_open = not (isinstance(node, Blend) and node.until in ("first", "all_once"))
-    return _build(node, opener, endless=repeat and is_open)
+    if isinstance(repeat, bool):
+        is_open = not (isinstance(node, Blend) and node.until in ("first", "all_once"))
+        return _build(node, opener, endless=repeat and is_open)
+    repeat = at_least("repeat", repeat, 1, ", True for no end, or False for one epoch")
+    if isinstance(node, Leaf):
+        return opener(node, repeat=False, repetitions=Fraction(repeat))
+    return RepeatDataset(_build(node, opener, endless=False), repeats=repeat)
 
 
 def build_validation(node: Node, opener: LeafOpener) -> AnyDataset:

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from os import PathLike
 from typing import Any
 
+from energon_lite.core.arguments import unknown_argument
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.file_store import FileStore
@@ -26,7 +27,7 @@ from energon_lite.metadataset.nodes import (
     leaves,
 )
 from energon_lite.metadataset.read import is_metadataset, read_metadataset
-from energon_lite.metadataset.values import Place, SubsetRange
+from energon_lite.metadataset.values import Place, SubsetRange, as_read, read_range
 from energon_lite.names.energon_modules import import_name
 from energon_lite.sources.dataset_config import load_factory, load_joiner
 from energon_lite.sources.source_factory import SourceFactory
@@ -70,10 +71,8 @@ def open_node(
     old = {"auto_decode", "image_decode", "av_decode", "video_decode_audio", "handler"}
     unknown = sorted(set(settings) - allowed - old)
     if unknown:
-        raise TypeError(
-            f"unexpected keyword argument {unknown[0]!r}; besides the named ones there are "
-            f"{', '.join(sorted(allowed))}"
-        )
+        others = f"; besides the named ones there are {', '.join(sorted(allowed))}"
+        raise unknown_argument("unexpected keyword argument", unknown[0], others)
     own = {name: settings.pop(name) for name in sorted(_OF_FOLDER & set(settings))}
     if not isinstance(path, Mapping):
         path = local_path(path)
@@ -91,7 +90,7 @@ def open_node(
         written=str(path),
         source_id=own.get("name") or f"{files.resolved(path).name}/{split_part}",
         split_part=split_part,
-        subset=() if subset is None else (SubsetRange(*subset),),
+        subset=() if subset is None else (read_range(as_read(subset, ""), Place("subset")),),
         **own,
     )
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from fractions import Fraction
 from inspect import cleandoc
 from pathlib import PurePath
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from energon_lite.core.errors import DatasetFormatError, did_you_mean
 from energon_lite.order.schedules import KINDS, Schedule, Weight
@@ -194,8 +196,10 @@ def as_read(value: Any, file: str) -> Any:
         for key, item in value.items():
             mapping[str(key)] = as_read(item, file)
         return mapping
-    if isinstance(value, list | tuple):
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [as_read(item, file) for item in value]
+    if isinstance(value, np.generic):
+        return value.item()
     return str(value) if isinstance(value, PurePath) else value
 
 
@@ -310,7 +314,8 @@ _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*%\s*")
 _RANGE = "two percentages, as ['0%', '50%'], or two sample numbers, as [0, 1000] or [1000, end]"
 
 
-def _read_range(raw: Any, place: Place) -> SubsetRange:
+def read_range(raw: Any, place: Place) -> SubsetRange:
+    """Reads the range of a subset, also from the arguments of a function."""
     if not isinstance(raw, list) or len(raw) != 2:
         raise place.mismatch(f"a list of {_RANGE}", raw)
     percents = [isinstance(end, str) and _PERCENT.fullmatch(end) for end in raw]
@@ -328,9 +333,10 @@ def _read_range(raw: Any, place: Place) -> SubsetRange:
         )
     else:
         first, last = raw
-        if not is_integer(first) or not (is_integer(last) or last == "end") or first < 0:
+        last = None if last == "end" else last
+        if not is_integer(first) or not (is_integer(last) or last is None) or first < 0:
             raise place.mismatch(f"a list of {_RANGE}", raw)
-        found = SubsetRange(first, None if last == "end" else last)
+        found = SubsetRange(first, last)
     if found.stop is not None and found.start >= found.stop:
         raise place.error(f"{shown(raw)} selects nothing: it must start before it ends")
     return found
@@ -344,7 +350,7 @@ ONLY_LEAVES = (
 
 
 def _read_percent_range(raw: Any, place: Place) -> SubsetRange:
-    found = _read_range(raw, place)
+    found = read_range(raw, place)
     if isinstance(found.start, int):
         raise place.error(f"{shown(raw)}: {ONLY_LEAVES}; write percentages, as ['0%', '50%']")
     return found
@@ -365,7 +371,7 @@ class Subset:
             be the word end. Numbers are for datasets, not for metadatasets.
     """
 
-    range: SubsetRange = key(Value(_read_range, {"anyOf": [_PERCENTAGES, _NUMBERS]}))
+    range: SubsetRange = key(Value(read_range, {"anyOf": [_PERCENTAGES, _NUMBERS]}))
 
 
 @dataclass(frozen=True)

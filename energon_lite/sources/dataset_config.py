@@ -129,20 +129,23 @@ def folder_factory(
         tags = {**tags, **(subflavors or {})}
         return cls(root, **{**kwargs, **arguments}, subflavors=tags)
     except (ValueError, TypeError) as error:
-        located = _located(error, where, arguments)
+        located = _located(error, where, arguments, kwargs)
         if located is error:
             raise
         raise located from error
 
 
-def _located(error: Exception, where: str, arguments: Mapping[str, Any]) -> Exception:
+def _located(
+    error: Exception, where: str, arguments: Mapping[str, Any], others: Mapping[str, Any]
+) -> Exception:
     """Names `dataset.yaml` in an error about what it sets; others stay as they are."""
     text = str(error)
     if META in text:
         return error
     if isinstance(error, DatasetFormatError):
         return type(error)(f"{where}: {text}")
-    is_of_file = isinstance(error, TypeError) or any(name in text for name in arguments)
+    is_of_file = isinstance(error, TypeError) and not any(f"{name}=" in text for name in others)
+    is_of_file = is_of_file or any(name in text for name in arguments)
     return DatasetFormatError(f"{where}: {text}") if is_of_file else error
 
 

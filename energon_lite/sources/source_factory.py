@@ -13,10 +13,14 @@ from collections.abc import Callable, Collection, Mapping
 from fractions import Fraction
 from functools import lru_cache
 from math import inf
+from numbers import Integral
 from os import PathLike
 from pathlib import PurePath
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
+import numpy as np
+
+from energon_lite.core.arguments import at_least
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import EmptyDatasetError
 from energon_lite.core.file_store import FileStore
@@ -280,21 +284,23 @@ class SourceFactory(BaseCoreDatasetFactory[T_sample]):
 def _at_least_one(name: str, value: int | None, default: int) -> int:
     if value is None:
         return max(1, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name}={value!r:.80} must be an integer of at least 1, or None")
-    return min(value, sys.maxsize)
+    return min(at_least(name, value, also=", or None"), sys.maxsize)
 
 
 def _checked_loss_weight(value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < inf:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float, np.number))
+        or not 0 <= value < inf
+    ):
         raise ValueError(f"loss_weight={value!r} must be a number of at least 0")
     return float(value)
 
 
-def _checked_multiplier(value: int | None) -> int | None:
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
+def _checked_multiplier(value: Any) -> int | None:
+    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
     if value is None or (is_integer and (value == -1 or 1 <= value <= _LARGEST_MULTIPLIER)):
-        return value
+        return None if value is None else int(value)
     raise ValueError(
         f"shuffle_over_epochs_multiplier={value!r:.40} must be at least 1 and at most "
         f"{_LARGEST_MULTIPLIER:,}, -1 (with replacement), or None (no shuffling)"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, TypeVar
 
+from energon_lite.core.arguments import at_least
 from energon_lite.core.dataset import SavableDataset, Traits
 from energon_lite.core.stage import Stage
 from energon_lite.core.topology import WorkerConfig
@@ -41,11 +42,9 @@ class EpochizeDataset(Stage[T]):
         self, dataset: SavableDataset[T], length: int, worker_config: WorkerConfig | None = None
     ) -> None:
         super().__init__(dataset, worker_config)
-        if length < 1:
-            raise ValueError(f"length={length} must be at least 1")
         if dataset.pass_length is not None:
             raise ValueError("The pass is ended below already; give one virtual epoch or limit.")
-        self.length = length
+        self.length = at_least("length", length)
 
     def own_traits(self, below: Traits) -> Traits:
         """Adds the length, and that the next pass continues."""
@@ -92,8 +91,6 @@ def virtual_epochs(dataset: SavableDataset[Any], length: int) -> SavableDataset[
 
     From `worker_log_level` 1 on its items are logged.
     """
-    if length < 0:
-        raise ValueError(f"virtual_epoch_length={length} is negative; 0 for no end")
     dataset = _logged(dataset, "train", 1)
     return EpochizeDataset(dataset, length) if length else dataset
 
@@ -103,7 +100,5 @@ def limited(dataset: SavableDataset[Any], limit: int | None) -> SavableDataset[A
 
     From `worker_log_level` 2 on its items are logged.
     """
-    if limit is not None and limit < 0:
-        raise ValueError(f"limit={limit} is negative; 0 or None for no limit")
     dataset = _logged(dataset, "val", 2)
     return LimitDataset(dataset, limit) if limit else dataset

@@ -18,6 +18,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple, cast
 
+from energon_lite.core.arguments import at_least
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.names.energon_modules import import_name
@@ -333,10 +334,8 @@ def set_cache(settings: Mapping[str, Any]) -> None:
     known = {"path", "max_bytes"}
     if not isinstance(settings, Mapping) or set(settings) != known:
         raise ValueError(f"cache={settings!r} must be {{'path': folder, 'max_bytes': number}}")
-    size = settings["max_bytes"]
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1 << 20:
-        raise ValueError(f"cache: max_bytes={size!r} must be a number of bytes of at least 1 MiB")
-    path = os.path.abspath(os.fspath(settings["path"]))  # noqa: PTH100  it may not exist yet
+    size = at_least("cache: max_bytes", settings["max_bytes"], 1 << 20)
+    path = str(Path(settings["path"]).expanduser().absolute())  # it may not exist yet
     os.environ[_CACHE] = json.dumps({"path": path, "max_bytes": size})
 
 

@@ -44,7 +44,7 @@ SETTINGS: dict[Any, list[Row]] = {
          "the models shift labels"),
         ({"output": "hf"}, ValueError, "output='hf' is not one of packed_batch, huggingface"),
         ({"algoritm": "best"}, TypeError,
-         r"^Packing has no setting .*Did you mean 'algorithm'\?$"),
+         r"^Packing has no argument .*Did you mean 'algorithm'\?$"),
     ],
     Buckets: [
         ({"max_tokens": 0}, ValueError, "max_tokens=0 must be at least 1"),
@@ -58,7 +58,7 @@ SETTINGS: dict[Any, list[Row]] = {
         ({"max_tokens": 7, "align": 8}, ValueError, "align=8 is above max_tokens=7"),
         ({"overlong": "cut"}, ValueError, "overlong='cut' is not one of error, drop, alone"),
         ({"group_by": "length"}, ValueError, "group_by='length' is not one of source, modality"),
-        ({"overlng": "drop"}, TypeError, r"^Buckets has no setting .*Did you mean 'overlong'\?$"),
+        ({"overlng": "drop"}, TypeError, r"^Buckets has no argument .*Did you mean 'overlong'\?$"),
     ],
     ModalitySplit: [
         ({"window": 0}, ValueError, "window=0 must be at least 1"),
@@ -80,7 +80,7 @@ SETTINGS: dict[Any, list[Row]] = {
         ({"shares": ["text"]}, TypeError, "must be a dict of groups"),
         ({"shares": {"text": Schedule("linear", ((0, 1.0), (9, 2.0)))}}, TypeError,
          "what changes in the run cannot be the same on all ranks"),
-        ({"windw": 8}, TypeError, r"^ModalitySplit has no setting .*Did you mean 'window'\?$"),
+        ({"windw": 8}, TypeError, r"^ModalitySplit has no argument .*Did you mean 'window'\?$"),
     ],
     StreamingPacker: [
         ({"capacity": 0}, ValueError, "capacity is 0"),

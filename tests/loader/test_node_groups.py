@@ -115,7 +115,7 @@ def test_streams_that_cannot_be_dealt_evenly_are_refused(blend) -> None:
 
 @pytest.mark.parametrize("settings", [{"node_groups": 0}, {"node_groups": 2, "ranks_per_node": 0}])
 def test_groups_out_of_range_are_refused(settings) -> None:
-    with pytest.raises(ValueError, match=r"(node_groups|ranks_per_node)=0 must be an integer"):
+    with pytest.raises(ValueError, match=r"(node_groups|ranks_per_node)=0 must be at least 1"):
         WorkerConfig(rank=0, world_size=4, num_workers=0, **settings)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
 
 from energon_lite import WorkerConfig, get_savable_loader
@@ -20,10 +21,14 @@ from .workers import loader_from
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"prefetch_factor": 0}, "prefetch_factor=0 must be a whole number of at least 1"),
-    ({"prefetch_factor": 1.5}, "prefetch_factor=1.5 must be"),
-    ({"prefetch_factor": None}, "prefetch_factor=None must be"),
-    ({"restart_workers": "3"}, "restart_workers='3' must be"),
+    ({"prefetch_factor": 0}, "prefetch_factor=0 must be at least 1"),
+    ({"prefetch_factor": 1.5}, "prefetch_factor=1.5 must be an integer"),
+    ({"prefetch_factor": None}, "prefetch_factor=None must be an integer"),
+    ({"restart_workers": "3"}, "restart_workers='3' must be an integer"),
+    ({"shuffle": True}, "SavableDataLoader has no argument 'shuffle': use get_train_dataset"),
+    ({"batch_size": 2}, "use get_train_dataset(batch_size=n)"),
+    ({"collate_fn": list}, "use the method `batch` of a task encoder"),
+    ({"prefetch": 3}, "has no argument 'prefetch'. Did you mean 'prefetch_factor'?"),
     ({"restart_workers": -1}, "restart_workers=-1 must be"),
     ({"stall_timeout_sec": "1"}, "stall_timeout_sec='1' must be above 0, or None"),
     ({"stall_timeout_sec": 0}, "stall_timeout_sec=0 must be above 0, or None"),
@@ -38,7 +43,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("settings", "words"), REFUSED)
 def test_settings_of_a_loader_out_of_range_are_refused_by_name(texts, settings, words) -> None:
-    with pytest.raises(ValueError, match=re.escape(words)):
+    with pytest.raises((TypeError, ValueError), match=re.escape(words)):
         Ranks(train(texts), 1, 2, **settings)
 
 
@@ -52,6 +57,50 @@ def test_settings_of_a_loader_out_of_range_are_refused_by_name(texts, settings, 
 def test_settings_of_workers_that_cannot_be_are_refused(settings, words) -> None:
     with pytest.raises(ValueError, match=words):
         WorkerConfig(rank=0, world_size=1, num_workers=1, **settings)
+
+
+PLACE = {"rank": 0, "world_size": 1, "num_workers": 0}
+
+
+@pytest.mark.parametrize("name", [*PLACE, "seed_offset", "num_streams", "node_groups", "peers"])
+@pytest.mark.parametrize("value", ["1", 1.0, True, None, np.float32(1)])
+def test_integers_of_workers_are_checked_by_name(name: str, value: Any) -> None:
+    if (name, value) == ("num_streams", None):
+        return
+    with pytest.raises(TypeError, match=rf"{name}=.* must be an integer"):
+        WorkerConfig(**{**PLACE, name: value})
+
+
+def test_arguments_without_names_are_refused(texts) -> None:
+    with pytest.raises(TypeError, match=r"4 needs the name .* WorkerConfig\(rank=..., world_size="):
+        WorkerConfig(4)  # type: ignore[misc]
+    with pytest.raises(TypeError, match=r"2 needs the name of its argument"):
+        get_savable_loader(train(texts)(WorkerConfig(**PLACE)), 2)  # type: ignore[misc]
+
+
+def test_integers_of_numpy_are_integers(texts) -> None:
+    """They change no batch and no state, wherever they are settings."""
+
+    def run(number: Callable[[int], Any]) -> Any:
+        config = WorkerConfig(
+            rank=number(0), world_size=number(1), num_workers=number(0), num_streams=number(3),
+            seed_offset=number(5), worker_log_level=number(0),
+        )  # fmt: skip
+        dataset = train(
+            texts, batch_size=number(4), shuffle_buffer_size=number(9), repeat=number(2),
+            max_samples_per_sequence=number(3), virtual_epoch_length=number(4),
+            parallel_shard_iters=number(2), shuffle_over_epochs_multiplier=number(2),
+            subset=(number(0), number(30)), loss_weight=number(2),
+        )(config)  # fmt: skip
+        loader = get_savable_loader(dataset, prefetch_factor=number(3), restart_workers=number(2))
+        batches = [batch.__key__ for _ in range(2) for batch in loader]
+        state = through_json(loader.save_state_rank())
+        del state["stats"], state["checksum"]  # seconds
+        return batches, state
+
+    expected = run(int)
+    for number in (np.int64, np.uint8):
+        assert_same(run(number), expected)
 
 
 @pytest.mark.parametrize(

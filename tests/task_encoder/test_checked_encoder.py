@@ -62,13 +62,23 @@ def test_no_helper_of_real_task_encoders_is_taken_for_a_misspelt_hook() -> None:
         checked_encoder(encoder_with(encode_sample=method, encode_samples=method))
 
 
-INT = "must be a whole number"
+INT = "must be an integer"
 NO_CONFIG = r"is no WorkerConfig; pass WorkerConfig\(rank="
 # Settings of `get_train_dataset`, the error and its words.
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"batch_size": "4"}, TypeError, f"batch_size='4' {INT}.*quotes"),
+    ({"batch_size": "4"}, TypeError, f"batch_size='4' {INT}.*int\\("),
     ({"batch_size": 2.0}, TypeError, rf"batch_size=2\.0 {INT}"),
     ({"batch_size": True}, TypeError, f"batch_size=True {INT}"),
+    ({"batch_drop_last": "false"}, TypeError, "batch_drop_last='false' must be True or False"),
+    ({"repeat": 0}, ValueError, "repeat=0 must be at least 1, True for no end"),
+    ({"repeat": "false"}, TypeError, f"repeat='false' {INT}"),
+    ({"repeat": None}, TypeError, f"repeat=None {INT}"),
+    ({"parallel_shard_iters": "2"}, TypeError, f"parallel_shard_iters='2' {INT}"),
+    ({"shuffle": True}, TypeError, "'shuffle': use .*shuffle_buffer_size=n"),
+    ({"drop_last": True}, TypeError, "'drop_last': use batch_drop_last=True"),
+    ({"num_workers": 2}, TypeError, r"'num_workers': use .*default_worker_config\(num_workers=n\)"),
+    ({"seed": 1}, TypeError, r"'seed': use WorkerConfig\(seed_offset=n\)"),
+    ({"num_epochs": 2}, TypeError, r"'num_epochs': use get_train_dataset\(repeat=n\)"),
     ({"batch_size": 0}, ValueError, "batch_size=0 must be at least 1, or None"),
     ({"batch_size": -1}, ValueError, "batch_size=-1 must be at least 1"),
     ({"packing_buffer_size": 0}, ValueError, "packing_buffer_size=0 must be at least 1"),

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from energon_lite.core.arguments import at_least
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.loader.workers.executor import Executor, WorkerSettings
 from energon_lite.names.energon_modules import import_name
@@ -45,9 +46,7 @@ class RayWorkers:
     def __post_init__(self) -> None:
         """Refuses numbers that cannot be."""
         for name, least in (("num_workers", 0), ("max_bytes", 1), ("spares", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
+            object.__setattr__(self, name, at_least(name, getattr(self, name), least))
         self._pool: Any = None
 
     def __reduce__(self) -> Any:

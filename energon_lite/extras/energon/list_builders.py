@@ -81,7 +81,9 @@ def _is_older(builder: Callable[..., Any]) -> bool:
     return not has_any and "blend_mode" not in parameters
 
 
-def own_training(hooks: Hooks, opener: LeafOpener, repeat: bool, **settings: Any) -> AnyDataset:
+def own_training(
+    hooks: Hooks, opener: LeafOpener, repeat: bool | int, **settings: Any
+) -> AnyDataset:
     """Builds the training dataset with the `build_train_datasets` of the user.
 
     Args:
@@ -92,9 +94,11 @@ def own_training(hooks: Hooks, opener: LeafOpener, repeat: bool, **settings: Any
 
     Raises:
         ValueError: A list of datasets cannot express the metadataset.
-        TypeError: The builder returned no dataset.
+        TypeError: The builder returned no dataset, or `repeat` is a number of epochs.
     """
     build = hooks.encoder.build_train_datasets
+    if not isinstance(repeat, bool):
+        raise TypeError(f"repeat={repeat} must be True or False with {build.__qualname__}")
     check_is_list(opener.node, build.__qualname__)
     loaded = loaded_datasets(opener.node, opener)
     if not _is_older(build):

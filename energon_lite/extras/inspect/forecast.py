@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energon_lite.balance import CostModel, idle_share, imbalance
-from energon_lite.batching.rules import Packing, at_least
+from energon_lite.batching.rules import Packing
+from energon_lite.core.arguments import at_least
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.topology import ORDER_SETTINGS, Stream, WorkerConfig

@@ -24,8 +24,9 @@ import numpy.typing as npt
 from torch.utils.data import BatchSampler
 
 from energon_lite.batching.lists import Lists
-from energon_lite.batching.rules import LengthRules, aligned, at_least, number_groups
+from energon_lite.batching.rules import LengthRules, aligned, number_groups
 from energon_lite.batching.sizes import as_integers
+from energon_lite.core.arguments import at_least
 from energon_lite.core.arrays import BoolArray, Int64Array
 from energon_lite.core.errors import StateError
 from energon_lite.core.seeds import key_of

@@ -10,7 +10,7 @@ import numpy as np
 
 from energon_lite.batching.balance_orders import BalancedOrder
 from energon_lite.batching.collector import Samples, saved_count
-from energon_lite.batching.rules import at_least
+from energon_lite.core.arguments import at_least
 from energon_lite.core.errors import StateError
 
 
