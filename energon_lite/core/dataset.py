@@ -451,6 +451,7 @@ class StreamRun(Iterator[T]):
                 raise damage from error
             raise
         context.num_quiet = 0
+        context.release(self._cursor.key, is_returned=True)
         self.num_returned += 1
         return item
 
@@ -488,6 +489,7 @@ class StreamRun(Iterator[T]):
         # What is skipped while samples are re-created was counted when it was skipped first.
         context.take_records()
         context.take_costs()
+        context.lengths.clear()
         context.fill, context.last_draw = float(fields["failures"]), fields["last_failure"]
         context.num_draws = fields["draws"]
         self.context, self.num_returned, self._cursor = context, num_returned, cursor

@@ -10,6 +10,8 @@ from energon_lite.core.state import RestoreKey
 # The key of a sample that fills up a list, and was given before: (this, number, key). No hook has a
 # name with a space.
 REPEATED = "repeated"
+# Beginnings of the keys of lists.
+LISTS = ("batch", "pack")
 
 
 def leaves(key: RestoreKey) -> Iterator[RestoreKey]:
@@ -24,6 +26,38 @@ def leaves(key: RestoreKey) -> Iterator[RestoreKey]:
         yield key
     for entry in nested:
         yield from leaves(entry)
+
+
+def contents(key: RestoreKey) -> Iterator[tuple[RestoreKey, RestoreKey, bool]]:
+    """Yields the samples inside a restore key, parts and repetitions included.
+
+    Of the items that a generator function makes of one batch, the first has all samples of it.
+
+    Yields:
+        The key of the sample in its list, the key of its source sample, and whether it is the first
+        item, or part, of this source sample.
+
+    Example:
+        >>> list(contents(("pack", 0, ("piece", 9, 12, ("a", 0, 5, 5)))))
+        [(('piece', 9, 12, ('a', 0, 5, 5)), ('a', 0, 5, 5), False)]
+    """
+    inner = key[-1] if key else 0
+    if type(inner) is not tuple:
+        if len(key) == 4:
+            yield key, key, True
+        return
+    is_item = len(key) == 3 and type(key[1]) is int and (key[0] not in LISTS or inner[0] == "batch")
+    if not is_item and not is_piece(key):
+        for entry in key:
+            if type(entry) is tuple:
+                yield from contents(entry)
+        return
+    is_first = key[1] == 0 and key[0] != REPEATED
+    if inner[0] in LISTS:
+        yield from contents(inner) if is_first else ()
+        return
+    for _, leaf, is_own_first in contents(inner):
+        yield key, leaf, is_first and is_own_first
 
 
 def first_leaf(key: RestoreKey) -> RestoreKey:

@@ -12,14 +12,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.random import Generator, Philox
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.global_generators import StreamGenerators
-from energon_lite.core.keys import Siblings, leaves
+from energon_lite.core.keys import LISTS, Siblings, contents, is_again, is_piece, leaves
 from energon_lite.core.seeds import key_of
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.topology import Stream, WorkerConfig, current
@@ -45,8 +47,9 @@ class SkipRecord(NamedTuple):
     num_samples: int
 
 
-# Source, draws, seconds of reading, seconds of encoding, tokens, samples too long for a pack.
-CostRow = tuple[str, int, float, float, int, int]
+_LAST = itemgetter(-1)
+# A source, and the fields of its `Cost`.
+CostRow = tuple[str, int, float, float, int, int, int, int, int]
 
 
 @dataclass(slots=True)
@@ -57,8 +60,11 @@ class Cost:
         draws: samples drawn, also those that were skipped afterwards.
         read_sec: seconds of reading and decoding.
         encode_sec: seconds in the hooks.
-        tokens: measured length of what was encoded.
+        tokens: length of the samples in the item.
         overlong: samples that were too long for a pack, and were cut or packed alone.
+        samples: samples in the item; of those that it has a part of, those with the first part.
+        parts: parts of samples and repetitions in the item, each as one, and whole samples.
+        released: draws that no buffer holds any more: they are in the item, skipped or dropped.
     """
 
     draws: int = 0
@@ -66,6 +72,9 @@ class Cost:
     encode_sec: float = 0.0
     tokens: int = 0
     overlong: int = 0
+    samples: int = 0
+    parts: int = 0
+    released: int = 0
 
 
 class StreamContext:
@@ -94,8 +103,11 @@ class StreamContext:
         self.records: list[SkipRecord] = []
         # The costs of each source since the last item.
         self.costs: defaultdict[str, Cost] = defaultdict(Cost)
-        # Tokens measured since the context was made, by source.
+        # Tokens measured since the context was made, by source; and those of samples that are in
+        # no item yet, by their keys in lists. Without a measure: the lengths of a blend, by source.
         self.tokens: Counter[str] = Counter()
+        self.lengths: dict[RestoreKey, int] = {}
+        self.stored_lengths: dict[str, Int64Array] = {}
         # Whether the current items were returned before the run was resumed.
         self.is_passing = False
         self.fill = 0.0
@@ -141,6 +153,7 @@ class StreamContext:
             FatalSampleError: More samples failed than the allowed rate.
         """
         self.records.append(record)
+        self.release(record.restore_key)
         if record.on_purpose:
             before = self.num_quiet
             self.num_quiet += record.num_samples
@@ -177,18 +190,65 @@ class StreamContext:
         for cost in costs if total else ():
             cost.encode_sec += seconds * cost.draws / total
 
-    def measured(self, source: str, tokens: int) -> None:
-        """Counts the tokens of encoded samples for their source."""
-        self.costs[source].tokens += tokens
-        self.tokens[source] += tokens
+    def release(self, key: RestoreKey, num: int = 1, *, is_returned: bool = False) -> None:
+        """Counts samples that leave the buffers of the stream.
+
+        Args:
+            key: of an item with all of them.
+            num: -1 to take back that they did.
+            is_returned: whether the item is the stream's next; else it is skipped or dropped.
+        """
+        own = key[2:] if key and key[0] in LISTS else ()
+        names = [entry[0] for entry in own]
+        if set(names) == {"pack"}:
+            for entry in own:
+                self.release(entry, num, is_returned=is_returned)
+            return
+        if {*map(type, map(_LAST, own))} != {int} or self.stored_lengths:
+            self._release_each(key, num, is_returned)
+            return
+        # Samples of sources, which are most, take a fifth of the time together.
+        costs, lengths = self.costs, self.lengths
+        for name, number in Counter(names).items():
+            costs[name].released += num * number
+            costs[name].samples += number * is_returned
+            costs[name].parts += number * is_returned
+        for entry in own if lengths else ():
+            costs[entry[0]].tokens += lengths.pop(entry, 0) * is_returned
+
+    def _release_each(self, key: RestoreKey, num: int, is_returned: bool) -> None:
+        """Counts samples one by one: those of sources, parts, repetitions, items of functions."""
+        lengths, stored = self.lengths, self.stored_lengths
+        gone: list[RestoreKey] = []
+        for own_key, leaf, is_first in contents(key):
+            cost = self.costs[leaf[0]]
+            cost.released += num * is_first
+            entry = own_key[-1] if is_again(own_key) else own_key
+            is_part = is_piece(entry)
+            gone.append(entry[-1] if is_part else entry)
+            if not is_returned:
+                continue
+            cost.samples += is_first
+            cost.parts += 1
+            if is_part:
+                cost.tokens += entry[2] - entry[1]
+            elif entry in lengths:
+                cost.tokens += lengths[entry]
+            elif leaf[0] in stored:
+                cost.tokens += int(stored[leaf[0]][leaf[2]])
+        for entry in gone if lengths else ():
+            lengths.pop(entry, None)
 
     def take_costs(self) -> list[CostRow]:
         """Returns what the samples took since the last call, by source, and forgets it."""
         costs, self.costs = self.costs, defaultdict(Cost)
         return [
-            (source, own.draws, own.read_sec, own.encode_sec, own.tokens, own.overlong)
+            (
+                source, own.draws, own.read_sec, own.encode_sec, own.tokens, own.overlong,
+                own.samples, own.parts, own.released,
+            )
             for source, own in costs.items()
-        ]
+        ]  # fmt: skip
 
     @contextmanager
     def passing(self, batch_index: int) -> Iterator[None]:

@@ -18,12 +18,14 @@ from energon_lite.core.errors import StateError, describe
 from energon_lite.core.key_columns import from_planes, planes_of
 
 # What is counted; the rest of `SourceStats` is worked out of these and of the blend.
-WHOLE = ("draws", "samples", "batches", "skipped", "tokens", "overlong")
+WHOLE = ("draws", "samples", "batches", "skipped", "tokens", "overlong", "read_ahead")
 TIMES = ("read_sec", "encode_sec", "wait_sec")
 COUNTED = (*WHOLE, "loss_weight_sum", *TIMES)
 # Times are saved to this part of their sum over all sources, which is kept; loss weights to 1e-12.
 _TIME_PARTS, _LOSS_PARTS = 256, 1e12
 _LARGEST = 1e100
+# The row of the table that is saved apart, since most pipelines read nothing ahead.
+_AHEAD = 1 + COUNTED.index("read_ahead")
 
 
 def weights_in(config: Any) -> dict[str, float]:
@@ -54,7 +56,7 @@ class CountTable(NamedTuple):
     Attributes:
         names: of N sources, those of the configuration before others.
         target: shape (N,), samples.
-        counts: shape (10, N), in the order of `COUNTED`.
+        counts: shape (11, N), in the order of `COUNTED`.
     """
 
     names: list[str]
@@ -75,25 +77,29 @@ class CountTable(NamedTuple):
     def to_json(self, weights: Mapping[str, float]) -> Any:
         """Returns the table as JSON, beside a configuration with sources of these weights."""
         unit, by = max(1e-6, 1e-15 * float(self.target.sum())), _by_weight(weights, self.names)
-        sums = self.counts[-len(TIMES) :].sum(axis=1).round(6)
-        table = np.concatenate([self.target[None] / unit, self.counts])
-        mean = table[7] / np.where(table[2], table[2], np.inf) - (table[2] != 0)
-        table[7] = _LOSS_PARTS * mean.clip(-1e6, 1e6)
-        parts = table[8:].cumsum(axis=1) * (_TIME_PARTS / np.where(sums, sums, np.inf))[:, None]
-        table[8:] = np.diff(np.rint(parts), axis=1, prepend=0)
+        whole = self.counts[-len(TIMES) :].sum(axis=1)
+        sums = whole.round(6)
+        table = np.concatenate([np.rint(self.target / unit)[None], self.counts])
+        mean = table[8] / np.where(table[2], table[2], np.inf) - (table[2] != 0)
+        table[8] = _LOSS_PARTS * mean.clip(-1e6, 1e6)
+        parts = table[9:].cumsum(axis=1) * (_TIME_PARTS / np.where(sums, whole, np.inf))[:, None]
+        table[9:] = np.diff(np.rint(parts), axis=1, prepend=0)
         np.rint(table, out=table)
         pairs = (table[0], by), (table[1], table[0])
         scales = [_finite(float(own.sum() / (other.sum() or 1.0))) for own, other in pairs]
         # Each column before those that it is expected by.
-        table[4] -= table[1] - table[2]
+        table[4] -= table[1] - table[2] - table[_AHEAD]
         table[3] -= table[2]
         table[2] -= table[1]
         table[1] -= np.rint(table[0] * scales[1])
         table[0] -= np.rint(by * scales[0])
+        columns = [planes_of(column) for column in table.astype(np.int64)]
+        read_ahead = columns.pop(_AHEAD)
         return {
             "others": self.names[len(weights) :],
             "scales": [*scales, unit, *sums.tolist()],
-            "columns": [planes_of(column) for column in table.astype(np.int64)],
+            "columns": columns,
+            **({"read_ahead": read_ahead} if read_ahead else {}),
         }
 
     @classmethod
@@ -104,7 +110,8 @@ class CountTable(NamedTuple):
             StateError: It is corrupt.
         """
         try:
-            names, columns = [*weights, *value["others"]], value["columns"]
+            names, columns = [*weights, *value["others"]], [*value["columns"]]
+            columns.insert(_AHEAD, value.get("read_ahead", []))
             scales = [*map(_finite, value["scales"])]
             if {*map(type, names)} - {str} or len({*names}) < len(names):
                 raise ValueError("it has other sources")
@@ -115,12 +122,12 @@ class CountTable(NamedTuple):
             table[1] += np.rint(table[0] * scales[1])
             table[2] += table[1]
             table[3] += table[2]
-            table[4] += table[1] - table[2]
+            table[4] += table[1] - table[2] - table[_AHEAD]
             if not np.abs(table).max(initial=0) < 1 << 62:
                 raise ValueError("a number is too large")
             table[0] *= scales[2]
-            table[7] = table[2] * (1 + table[7] / _LOSS_PARTS)
-            table[8:] *= np.array([[total / _TIME_PARTS] for total in scales[3:]])
+            table[8] = table[2] * (1 + table[8] / _LOSS_PARTS)
+            table[9:] *= np.array([[total / _TIME_PARTS] for total in scales[3:]])
             return cls(names, table[0], table[1:])
         except (TypeError, ValueError, LookupError, AttributeError, zlib.error) as error:
             raise StateError(

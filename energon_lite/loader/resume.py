@@ -496,12 +496,9 @@ def _position(
     position.failed = sum(state["failed"] for state in counted)
     position.drawn = sum(state["drawn"] for state in counted)
     weights = weights_in(states[0]["config"])
-    tables = {
-        state["rank"]: CountTable.from_json(state.get("stats"), weights)
-        for state in [*counted, *states[:1]]
-    }
-    position.before = tables[states[0]["rank"]]
-    position.counted = [tables[state["rank"]] for state in counted]
+    tables = [CountTable.from_json(state.get("stats"), weights) for state in counted or states[:1]]
+    # Each rank estimates the target of the run from its own draws: a rank keeps its own estimate.
+    position.before, position.counted = tables[0], tables[: len(counted)]
     return position
 
 

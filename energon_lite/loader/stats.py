@@ -30,17 +30,20 @@ class SourceStats:
     """The counts of one source.
 
     Attributes:
-        samples: samples drawn for the batches, without skipped ones; some of them may still be
-            buffered.
-        batches: batches for which at least one of those was drawn.
-        draws: samples drawn, with those that were skipped, or dropped with a last batch.
+        samples: samples in the batches. A sample that is split, or expanded by a hook, counts once,
+            with its first part; one that fills a batch up again does not count.
+        batches: batches with samples of the source, or parts of them.
+        draws: samples drawn: those in the batches, skipped, dropped with a last batch, expanded to
+            nothing, or read ahead.
         skipped: samples skipped, on purpose or for an error.
-        tokens: length of what was encoded for the batches, by the task encoder's
-            `sample_length`, or by the index of a blend of tokens; else 0.
+        tokens: length of all that is in the batches, by the task encoder's `sample_length`, or by
+            the index of a blend of tokens; else 0.
         overlong: samples that were too long for a pack, and were cut, split or packed alone; those
             that were dropped are in `skipped`.
         loss_weight_sum: the loss weights of the samples, summed, each as it was at its time.
-        epochs: samples drawn over the size of the source.
+        read_ahead: samples that were read into the buffers of packs, groups or a shuffle, and are
+            in no batch yet. A rank that others hand their streams to may have less than 0.
+        epochs: samples drawn and not read ahead, over the size of the source.
         target_share: the part of all samples that the blend asks of it, up to here; of all tokens,
             if it blends tokens.
         actual_share: its actual share of all samples, or tokens.
@@ -55,6 +58,7 @@ class SourceStats:
     skipped: int = 0
     tokens: int = 0
     overlong: int = 0
+    read_ahead: int = 0
     loss_weight_sum: float = 0.0
     epochs: float = 0.0
     target_share: float = 0.0
@@ -108,7 +112,8 @@ class Stats(dict[str, SourceStats]):
         total_target = sum(self.target.values())
         for name, stats in self.items():
             if name in self.facts:
-                stats.epochs = stats.draws / max(1, self.facts[name].num_samples)
+                used = stats.draws - stats.read_ahead
+                stats.epochs = used / max(1, self.facts[name].num_samples)
             stats.actual_share = getattr(stats, unit) / total if total else 0.0
             stats.target_share = self.target.get(name, 0.0) / total_target if total_target else 0.0
 
@@ -181,13 +186,15 @@ class Stats(dict[str, SourceStats]):
         return "\n".join(table_lines(rows))
 
 
-# One row per delivery: its costs, skips and wait. A mark: sums, shape (10, N), rows that are not in
+# One row per delivery: its costs, skips and wait. A mark: sums, shape (11, N), rows that are not in
 # them yet, and the number of items.
 _Row = tuple[Sequence[CostRow], Sequence[SkipRecord], "float | None"]
 CounterMark = tuple[Float64Array, tuple[_Row, ...], int]
 _MAX_ROWS = 64
 _SECONDS = [*map(COUNTED.index, ("read_sec", "encode_sec", "wait_sec"))]
-_DRAWS, _SAMPLES, _LOSS = map(COUNTED.index, ("draws", "samples", "loss_weight_sum"))
+_DRAWS, _SAMPLES, _AHEAD, _LOSS = map(
+    COUNTED.index, ("draws", "samples", "read_ahead", "loss_weight_sum")
+)
 
 
 class Counter:
@@ -286,8 +293,9 @@ class Counter:
         The target up to the last restore is the one that was saved, also of another blend.
         """
         own_items = self.mark[-1]
-        draws = self._counted[_DRAWS].sum() - self._before[_DRAWS].sum()
-        # Draws of an item on this rank stand for those on the others; all targets together are the
+        since = self._counted.sum(axis=1) - self._before.sum(axis=1)
+        draws = since[_DRAWS] - since[_AHEAD]
+        # Draws in an item on this rank stand for those on the others; all targets together are the
         # draws up to the last restore.
         per_item = draws / own_items if own_items else 1.0
         first = round(self._target_before.sum() or self._items_before * per_item)
@@ -333,29 +341,31 @@ def _summed(rows: Sequence[_Row]) -> dict[str, SourceStats]:
     """Returns what rows count, by source."""
     added = collections.defaultdict[str, SourceStats](SourceStats)
     for costs, skipped, wait_sec in rows:
-        lost = lost_samples(skipped) if skipped else {}
-        for source, number in lost.items():
+        for source, number in lost_samples(skipped).items() if skipped else ():
             added[source].skipped += number
-        total = sum([row[1] for row in costs])
-        for source, draws, read_sec, encode_sec, tokens, overlong in costs:
+        total = sum([row[7] for row in costs])
+        for (
+            source,
+            draws,
+            read_sec,
+            encode_sec,
+            tokens,
+            overlong,
+            samples,
+            parts,
+            released,
+        ) in costs:
             stats = added[source]
             stats.draws += draws
             stats.overlong += overlong
             stats.read_sec += read_sec
             stats.encode_sec += encode_sec
-            if wait_sec is not None:
-                returned = draws - lost.pop(source, 0) if lost else draws
-                stats.tokens += tokens
-                stats.samples += returned
-                stats.batches += returned > 0
-                if total:
-                    stats.wait_sec += wait_sec * draws / total
-            elif lost:
-                # Draws since the last batch were neither yielded nor counted; other lost samples
-                # had been buffered, and were counted.
-                lost[source] = max(0, lost.get(source, 0) - draws)
-        for source, number in lost.items():
-            added[source].samples -= number
+            stats.tokens += tokens
+            stats.samples += samples
+            stats.batches += parts > 0
+            stats.read_ahead += draws - released
+            if wait_sec is not None and total:
+                stats.wait_sec += wait_sec * parts / total
     return added
 
 

@@ -191,10 +191,9 @@ class ReadCursor(Cursor[T]):
         self.order.pass_over(stop - at)
         own, costs = slice(at, stop), self._context.costs
         names, seconds = self._names[own], part.sec_per_row
-        for name in names:
-            cost = costs[name]
-            cost.draws += 1
-            cost.read_sec += seconds
+        for name, num in Counter(names).items() if len(names) != 1 else ((names[0], 1),):
+            costs[name].draws += num
+            costs[name].read_sec += num * seconds
         return [*zip(names, self._epochs[own], self._indices[own], draws, strict=True)]
 
     def _some(self, part: _Part, stop: int) -> tuple[Columns | list[T], list[RestoreKey]]:

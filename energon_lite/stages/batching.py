@@ -99,9 +99,11 @@ class _BatchCursor(StageCursor[list[Any]]):
     def __next__(self) -> list[Any]:
         spec = self.spec
         samples, keys = taken(self.inner, spec.batch_size)
+        own_key = ("batch", current_context().batch_index, *keys)
         if not keys or (spec.batch_drop_last and len(keys) < spec.batch_size):
+            current_context().release(own_key)
             raise StopIteration
-        self.key = ("batch", current_context().batch_index, *keys)
+        self.key = own_key
         made: Any = samples if spec.takes_columns else samples_of(samples)
         return made  # type: ignore[no-any-return]
 

@@ -208,7 +208,15 @@ class ByTokens:
         """Returns the dataset that the next draw takes."""
         if self._lengths is None:
             self._settle()
+        else:
+            self._tell_lengths()
         return self._order.choose()
+
+    def _tell_lengths(self) -> None:
+        """Passes stored lengths to the stream, which counts the tokens of its items by them."""
+        stored = context_or(self._stream).stored_lengths
+        if self._lengths and not self._stream.is_measured and self._sources[0] not in stored:
+            stored.update(self._lengths)
 
     def _settle(self) -> None:
         """Counts what was measured of the last draw, and the length of the oldest pending draw."""
@@ -229,7 +237,8 @@ class ByTokens:
         """Counts the draw: with its length, if there is an index; with the mean until then."""
         order = self._order
         if self._lengths is not None:
-            tokens = float(sum([self._indexed(self._lengths, leaf) for leaf in leaves(key)]))
+            found = [int(self._lengths[leaf[0]][leaf[2]]) for leaf in leaves(key)]
+            tokens = float(sum(found))
             order.count(child, order.draw, tokens)
             order.learn(child, tokens)
         else:
@@ -237,12 +246,6 @@ class ByTokens:
             order.count(child, order.draw, guess)
             self._pending.append(_Draw(child, guess, 0, first_leaf(key)[0]))
         order.draw += 1
-
-    def _indexed(self, lengths: dict[str, Int64Array], leaf: RestoreKey) -> int:
-        tokens = int(lengths[leaf[0]][leaf[2]])
-        if not self._stream.is_measured:
-            context_or(self._stream).costs[leaf[0]].tokens += tokens
-        return tokens
 
     def leave_out(self, ended: set[int]) -> None:
         """Takes the datasets that have ended out of the choice."""
@@ -274,3 +277,4 @@ class ByTokens:
         self._order.go_to(BudgetState(fields["draw"], *columns))
         self._pending = deque(pending)
         self._begin(dict(fields["measured"]))
+        self._tell_lengths()

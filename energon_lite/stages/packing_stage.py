@@ -285,6 +285,8 @@ def _encoded_members(
     for i, key in enumerate(keys) if are_parts else ():
         if is_piece(key) and samples[i] is not SKIPPED:
             samples[i] = cut(key, _Piece(samples[i], key[1], key[2]))
+        elif is_piece(key) and key[1] > 0:  # the sample was counted with its first part
+            current_context().release(key[-1], -1)
     for key, sample in zip(keys, samples, strict=True) if weights else ():
         if sample is not SKIPPED:
             _weigh(sample, key, weights)

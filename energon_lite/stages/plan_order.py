@@ -285,7 +285,8 @@ class PlanReader:
     def _read(self, rows: range) -> list[Any]:
         """Returns the samples of some rows; `SKIPPED` for those that failed."""
         cursor, order, context = self._cursor, self._order, current_context()
-        num_records = len(context.records)
+        cost = context.costs[self._names[int(self._units.sources[rows.start])]]
+        num_records, num_released = len(context.records), cost.released
         samples, keys, lengths = list[Any](), list[RestoreKey](), list[Any]()
         order.num_due = len(rows)
         with suppress(StopIteration):
@@ -295,10 +296,8 @@ class PlanReader:
                 keys += own_keys
                 lengths += cursor.lengths
         if self._was_read[rows.start]:  # and counted before
-            cost = context.costs[self._names[int(self._units.sources[rows.start])]]
             del context.records[num_records:]
-            cost.draws -= 1
-            cost.tokens -= sum(map(self._spec.rules.kept_tokens, lengths))
+            cost.draws, cost.released = cost.draws - 1, num_released
         found: Sequence[int] = rows
         if len(samples) < len(rows):
             left = iter(rows)  # each key is that of one of the rows, in their order

@@ -435,7 +435,8 @@ class PlanCursor(Cursor[list[Any]]):
     def _drop(self, keys: Iterable[RestoreKey], why: str) -> None:
         """Counts samples that no list has, if this stream drew them."""
         for key in filter(self._counts, keys):
-            current_context().costs[whole(key)[0]].draws += 1
+            is_first = not is_piece(key) or key[1] == 0
+            current_context().costs[whole(key)[0]].draws += is_first
             count_dropped(key, SKIPPED, why)
 
     def _counts(self, key: RestoreKey) -> bool:

@@ -27,7 +27,7 @@ from energon_lite.core.sample_columns import Columns, samples_of
 from energon_lite.core.samples import images_of
 from energon_lite.core.stage import PerItemStage, StageCursor
 from energon_lite.core.state import JSON, RestoreKey
-from energon_lite.core.stream_context import current_context
+from energon_lite.core.stream_context import current_context, replaying
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction, unskipped
 from energon_lite.stages.collect import CollectDataset, Found, Unit, UnitsOf, count_dropped, name_of
@@ -67,6 +67,28 @@ class MeasureDataset(PerItemStage[T]):
         below = dataclasses.replace(stream, is_measured=True)
         return MeasureCursor(self, self.dataset.cursor(below))
 
+    def restore_sample(self, restore_key: RestoreKey) -> T:
+        """Re-creates a sample, and measures it again."""
+        sample = super().restore_sample(restore_key)
+        with replaying() as context:
+            length = self.function.call(restore_key, sample)
+            context.lengths[restore_key] = self.counted(length)
+        return sample
+
+    def counted(self, length: Any) -> int:
+        """Returns the tokens of a sample that come into a list.
+
+        Raises:
+            FatalSampleError: The length is not a number of tokens.
+        """
+        tokens: Any = length.get(TOKENS) if isinstance(length, dict) else length
+        if isinstance(tokens, bool) or not hasattr(tokens, "__index__") or int(tokens) < 0:
+            raise FatalSampleError(
+                f"{self.function.where} returned {length!r:.80}; return the sample's tokens "
+                'as an integer of at least 0, or a dict of resources with an entry "tokens"'
+            )
+        return int(tokens) if self.rules is None else int(self.rules.kept_tokens(length))
+
 
 class MeasureCursor(StageCursor[T]):
     """A place among measured samples.
@@ -97,8 +119,10 @@ class MeasureCursor(StageCursor[T]):
             if found is not SKIPPED:
                 self.key, self.length = key, found
                 is_plain = type(found) is int and 0 <= found <= self._longest
-                tokens = found if is_plain else self._counted(found)
-                current_context().measured(first_leaf(key)[0], tokens)
+                tokens = found if is_plain else self.spec.counted(found)
+                context = current_context()
+                context.lengths[key] = tokens
+                context.tokens[first_leaf(key)[0]] += tokens
                 return item
 
     def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
@@ -109,25 +133,15 @@ class MeasureCursor(StageCursor[T]):
         if keys:
             self.key = keys[-1]
             is_plain = {*map(type, lengths)} == {int} and max(lengths) <= self._longest
-            counts = lengths if is_plain and min(lengths) >= 0 else [*map(self._counted, lengths)]
-            totals: dict[str, int] = {}
+            are_counts = is_plain and min(lengths) >= 0
+            counts = lengths if are_counts else [*map(self.spec.counted, lengths)]
+            context = current_context()
+            context.lengths.update(zip(keys, counts, strict=True))
+            totals = context.tokens
             for key, tokens in zip(keys, counts, strict=True):
-                name = key[0] if type(key[-1]) is int else first_leaf(key)[0]
-                totals[name] = totals.get(name, 0) + tokens
-            for name, tokens in totals.items():
-                current_context().measured(name, tokens)
+                totals[key[0] if type(key[-1]) is int else first_leaf(key)[0]] += tokens
         self.lengths = lengths
         return samples, keys
-
-    def _counted(self, length: Any) -> int:
-        tokens: Any = length.get(TOKENS) if isinstance(length, dict) else length
-        if isinstance(tokens, bool) or not hasattr(tokens, "__index__") or int(tokens) < 0:
-            raise FatalSampleError(
-                f"{self.spec.function.where} returned {length!r:.80}; return the sample's tokens "
-                'as an integer of at least 0, or a dict of resources with an entry "tokens"'
-            )
-        rules = self.spec.rules
-        return int(tokens) if rules is None else int(rules.kept_tokens(length))
 
 
 def pieces_of(

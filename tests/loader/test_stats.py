@@ -174,11 +174,11 @@ def test_hook_that_makes_several_samples_of_one_counts_the_one(sets) -> None:
         # Drawn, of which one in four gives nothing.
         draws = {leaf for b in batches for leaf in leaves(b.__restore_key__) if leaf[0] == name}
         empty = s.draws - len(draws)
-        assert s.samples == s.draws
+        assert s.samples == len(draws)
         assert 0 < empty < s.draws / 2
 
 
-def test_samples_buffered_by_group_count_when_they_are_drawn(sets) -> None:
+def test_samples_buffered_by_group_are_read_ahead(sets) -> None:
     run = Ranks(blend_of(sets, encoder=Grouping), 1, num_streams=2)
     found = recount(run.slots(31).values())
     held: Counter[str] = Counter()
@@ -187,7 +187,8 @@ def test_samples_buffered_by_group_count_when_they_are_drawn(sets) -> None:
         held.update(key[0] for key in lists["keys"])
     assert held
     for name, s in run.loaders[0].stats().items():
-        assert s.samples == s.draws == found[name]["samples"] + held[name]
+        assert (s.samples, s.read_ahead) == (found[name]["samples"], held[name])
+        assert s.draws == s.samples + s.read_ahead
 
 
 @pytest.mark.parametrize(
@@ -404,7 +405,7 @@ def stats(sets: Path) -> Any:
 
 def test_scalars_name_source_and_figure(stats) -> None:
     scalars = stats.scalars()
-    assert len(scalars) == 3 * 13
+    assert len(scalars) == 3 * 14
     assert scalars["data/a/train/actual_share"] == stats["a/train"].actual_share
     assert all(type(value) is float for value in scalars.values())
     assert set(stats.scalars("x/")) == {f"x/{name[5:]}" for name in scalars}
@@ -451,7 +452,7 @@ def test_counter_that_returns_to_a_mark_counts_as_if_nothing_came_since(steps, m
                 counter.mark, kept = marks[place], kept[: place + 1]
                 assert counter.mark is marks[place]
             else:
-                row = (f"s{step % 3}", step, 0.5, 0.25, 3, 1)
+                row = (f"s{step % 3}", step, 0.5, 0.25, 3, 1, step, step, step)
                 counter.add([row], [], 0.125)
                 kept.append([*kept[-1], row])
             if step % 5 == 0:
@@ -611,7 +612,7 @@ def test_workers_that_would_have_sufficed_follow_from_steps_and_work(
     assert counter.stats(0).workers_needed is None
     for _ in range(101):
         now[0] += 1
-        counter.add([("train", 2, 1.0, 2.0, 0, 0)], [], 1.0)
+        counter.add([("train", 2, 1.0, 2.0, 0, 0, 2, 2, 2)], [], 1.0)
         now[0] += 2
     found = counter.stats(101)
     assert found.waited_sec == 101

@@ -84,7 +84,7 @@ def trace(root: Path, encoder: Any) -> list[Any]:
         for batch in islice(run, 12)
     ]
     skipped = [(record.restore_key, record.error) for record in run.context.take_records()]
-    draws = [(source, draws, tokens) for source, draws, _, _, tokens, _ in run.context.take_costs()]
+    draws = [(row[0], row[1], row[4]) for row in run.context.take_costs()]
     return [*found, run.context.tokens, draws, sorted(skipped)]
 
 

@@ -329,7 +329,7 @@ def test_each_sample_counts_with_its_own_pack(root: Path, more: dict[str, Any]) 
                     run.restore(snapshot)
                 is_over = next(run, None) is None
                 found["skipped"] += len(run.context.take_records())
-                for _, draws, _, _, tokens, overlong in run.context.take_costs():
+                for _, draws, _, _, tokens, overlong, *_ in run.context.take_costs():
                     found.update(draws=draws, tokens=tokens, overlong=overlong)
         return found
 

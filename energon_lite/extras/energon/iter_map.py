@@ -136,6 +136,7 @@ class _Inputs(Iterator[Any]):
         item: the last input.
         num_read: inputs since the function began.
         num_outputs: items returned since the last input.
+        is_held: whether the last input was not counted as skipped.
         error: what came from below instead of an input.
     """
 
@@ -145,7 +146,14 @@ class _Inputs(Iterator[Any]):
         self.key: RestoreKey = ()
         self.item: Any = None
         self.num_read = self.num_outputs = 0
+        self.is_held = False
         self.error: Exception | None = None
+
+    def release(self) -> None:
+        """Counts the last input, if no item came of it."""
+        if self.is_held and not self.num_outputs:
+            current_context().release(self.key)
+        self.is_held = False
 
     def __next__(self) -> Any:
         try:
@@ -153,7 +161,8 @@ class _Inputs(Iterator[Any]):
         except Exception as error:
             self.error = error
             raise
-        self.key = self._inner.key
+        self.release()
+        self.key, self.is_held = self._inner.key, True
         self.num_read += 1
         self.num_outputs = 0
         self._function.enter(current_context(), self.key)
@@ -226,6 +235,7 @@ class _PassCursor(StageCursor[T]):
             finally:
                 self._rng = context.rng
             if item is SKIPPED:
+                inputs.release()
                 self.ended = True
                 raise StopIteration
             self._run.failures = 0
@@ -240,6 +250,7 @@ class _PassCursor(StageCursor[T]):
                 f"{self.spec.function.where} failed before it read anything: {describe(error)}"
             ) from error
         self._run.count_skip(error, inputs.key, inputs.item)
+        inputs.is_held = False
 
     def restore(self, snapshot: Snapshot) -> None:
         super().restore(snapshot)
