@@ -25,6 +25,8 @@ class Opened(NamedTuple):
         size_bytes: bytes of all samples.
         slice_length: number of consecutive samples that stay together where the order is shuffled.
         excluded: positions of samples that the reader does not count, rising.
+        content: a digest of keys and bytes, to notice that the data were written again under the
+            same names, with the same sizes. Empty if it is not known.
     """
 
     reader: BlockReader
@@ -32,6 +34,7 @@ class Opened(NamedTuple):
     size_bytes: int
     slice_length: int = 1
     excluded: Sequence[int] = ()
+    content: str = ""
 
 
 class Format(ABC):

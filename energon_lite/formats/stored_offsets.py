@@ -7,7 +7,8 @@ had then; the first key of a tar is compared when it is opened.
 
 The file consists of 64-bit integers, little-endian: a hash of the layout, `index.uuid` and
 `.info.json`; for M shards, in the order of `.info.json`, M sizes in bytes, M hashes of first keys,
-and then for each shard what its `.tar.idx` has.
+M digests of all samples, and then for each shard what its `.tar.idx` has. Files of earlier versions
+have no digests.
 """
 
 from __future__ import annotations
@@ -31,9 +32,8 @@ logger = logging.getLogger(__name__)
 
 # In `.nv-meta`.
 STORED_OFFSETS = "offsets.bin"
-# A few `.tar.idx` are opened as fast: then this file is not looked for.
-_FEWEST_SHARDS = 16
-_LAYOUT = "offsets 1"
+# Layouts, and the columns of their table of shards; the first is written.
+_LAYOUTS = ("offsets 2", 3), ("offsets 1", 2)
 
 
 def _hash(*values: object) -> int:
@@ -55,12 +55,14 @@ class StoredOffsets(NamedTuple):
         identity: of the file; another one is not read.
         starts: shape (M,); the place of the first integer of each shard.
         first_keys: shape (M,); hashes.
+        contents: shape (M,); digests of the samples. None in a file of an earlier version.
     """
 
     path: PurePath
     identity: object
     starts: Int64Array
     first_keys: Int64Array
+    contents: Int64Array | None
 
     def read(self, shard: int, count: int) -> Int64Array | None:
         """Reads where the `count` samples of a shard begin, as `nvmeta.read_index`.
@@ -81,6 +83,12 @@ class StoredOffsets(NamedTuple):
         found = files.retried(read, self.path)
         return None if found is None else checked_offsets(found, self.path, self.path)
 
+    def digest(self) -> str:
+        """Returns a digest of the samples of all shards; empty if it is not known."""
+        if self.contents is None:
+            return ""
+        return blake2b(self.contents.astype("<i8").tobytes(), digest_size=4).hexdigest()
+
     def has_first_key(self, shard: int, key: str) -> bool:
         """Returns whether the first sample of a shard had a key."""
         return bool(_hash(key) == self.first_keys[shard])
@@ -98,19 +106,20 @@ def stored_offsets(
         sizes: bytes of these, (M,); by default they are not compared.
     """
     num = len(counts)
-    if num < _FEWEST_SHARDS:
-        return None
-    path, own = root / META / STORED_OFFSETS, np.arange(num) if shards is None else [*shards]
+    path, own = root / f"{META}/{STORED_OFFSETS}", np.arange(num) if shards is None else [*shards]
     with Ignored(OSError, ValueError):
-        uuid = files.read_file(root / META / INDEX_UUID, 1000).decode()
+        uuid = files.read_file(root / f"{META}/{INDEX_UUID}", 1000).decode()
         file = files.open_bytes(path)
-        head = _integers(file, 0, 1 + 2 * num)
-        ends = 1 + 2 * num + np.cumsum(np.fromiter(counts.values(), np.int64, num) + 1)
-        sizes_then, first_keys = head[1:].reshape(2, num)[:, own]
-        facts = head[0], file.size_bytes, *sizes_then[: None if sizes is not None else 0]
-        if facts == (_hash(_LAYOUT, uuid, counts), 8 * ends[-1], *(sizes or ())):
-            starts = np.append(1 + 2 * num, ends)
-            return StoredOffsets(path, file.identity, starts[own], first_keys)
+        head = _integers(file, 0, 1 + 3 * num)  # no file is shorter
+        layouts = (n for layout, n in _LAYOUTS if head[0] == _hash(layout, uuid, counts))
+        start = 1 + next(layouts, 0) * num
+        ends = start + np.cumsum(np.fromiter(counts.values(), np.int64, num) + 1)
+        columns = head[1:start].reshape(-1, num)[:, own]
+        is_whole = start > 1 and file.size_bytes == 8 * ends[-1]
+        if is_whole and (sizes is None or columns[0].tolist() == sizes):
+            starts = np.append(start, ends)
+            contents = columns[2] if len(columns) == 3 else None
+            return StoredOffsets(path, file.identity, starts[own], columns[1], contents)
         logger.info(
             "%s is of other tars, and is not used; `energon-lite prepare %s --tar-index-only` "
             "writes it", path, root,
@@ -119,7 +128,7 @@ def stored_offsets(
 
 
 def write_offsets(
-    root: PurePath, counts: Mapping[str, int], uuid: str, rows: Iterable[tuple[int, str, Any]]
+    root: PurePath, counts: Mapping[str, int], uuid: str, rows: Iterable[tuple[int, str, int, Any]]
 ) -> None:
     """Writes the file of a dataset; removes an old one before.
 
@@ -127,17 +136,17 @@ def write_offsets(
         root: folder of the dataset.
         counts: samples of all shards, as `.info.json` has them.
         uuid: the content of `index.uuid`.
-        rows: for each shard its size in bytes, its first key, and the values of its `.tar.idx`,
-            (count + 1,).
+        rows: for each shard its size in bytes, its first key, a digest of its samples, and the
+            values of its `.tar.idx`, (count + 1,).
     """
     num, path = len(counts), root / META / STORED_OFFSETS
     files.remove(path)
-    head = np.empty(1 + 2 * num, dtype="<i8")
-    head[0] = _hash(_LAYOUT, uuid, counts)
+    head = np.empty(1 + 3 * num, dtype="<i8")
+    head[0] = _hash(_LAYOUTS[0][0], uuid, counts)
     with files.new_file(path) as file:
         file.write(head.tobytes())
-        for shard, (size, first_key, offsets) in enumerate(rows):
-            head[[1 + shard, 1 + num + shard]] = size, _hash(first_key)
+        for shard, (size, first_key, content, offsets) in enumerate(rows):
+            head[1 + shard :: num] = size, _hash(first_key), content
             file.write(np.asarray(offsets, dtype="<i8").tobytes())
         file.seek(0)
         file.write(head.tobytes())

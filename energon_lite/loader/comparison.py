@@ -15,6 +15,13 @@ from energon_lite.loader.count_table import weights_in
 # Undecoded pictures are no form: without decoding none is broken, so that other samples fail.
 _OF_FORM = re.compile(r"decoder\.image_decode='(?!bytes')\w+' where this pipeline has '(?!bytes')")
 BLENDS = ("blend", "token_blend")
+# What follows from the data of a source, where the user did not set it; the last is a digest.
+_OF_DATA = "samples", "data", "max_samples_per_sequence", "content"
+_RESTORE = "Shards may have been removed: restore them, or begin a new run"
+_ADDED = (
+    "If shards were added, leave those of the checkpoint in this split part, put the new shards "
+    "into another part or folder, and blend it in as another source (migrate=True)"
+)
 
 Config = dict[str, Any]
 # The sources of a blend, and of the blends directly inside it, by name.
@@ -27,6 +34,7 @@ class Comparison:
     Attributes:
         edits: sources added, removed, moved, or of another weight: what a migration can follow.
         forms: pictures that come in another form, such as a tensor: the order is the same.
+        data: sources of other data, each with what to do.
         others: all other differences.
         partners: of each entry of a blend here that was in the checkpoint, its name there.
         changes_draws: whether an edit changes what is drawn, and not loss weights alone.
@@ -35,6 +43,7 @@ class Comparison:
     def __init__(self, saved: Any, here: Any) -> None:
         self.edits: list[str] = []
         self.forms: list[str] = []
+        self.data: list[str] = []
         self.others: list[str] = []
         self.partners: dict[str, str] = {}
         self.changes_draws = False
@@ -72,18 +81,26 @@ class Comparison:
                 # Other samples would share packs, in the middle of a plan.
                 found, self.edits[num_edits:] = self.edits[num_edits:], []
                 self.others += [f"what is planned from `lengths` changes: {edit}" for edit in found]
-        elif saved.get("stage") == "source" and saved.get("name") == here.get("name"):
-            weights = saved.get("loss_weight", 1.0), here.get("loss_weight", 1.0)
-            if weights[0] != weights[1]:
-                self.edits.append(
-                    f"source {here['name']}: loss_weight {weights[0]} is now {weights[1]}"
-                )
-            self._compare_settings(saved, here, "loss_weight")
+        elif saved.get("stage") == "source":
+            self._compare_sources(saved, here)
         else:
             self._note(saved, here)
 
-    def _compare_settings(self, saved: Config, here: Config, but: str) -> None:
-        old, new = ({k: config[k] for k in config if k != but} for config in (saved, here))
+    def _compare_sources(self, saved: Config, here: Config) -> None:
+        name = here["name"]
+        weights = saved.get("loss_weight", 1.0), here.get("loss_weight", 1.0)
+        if weights[0] != weights[1]:
+            self.edits.append(f"source {name}: loss_weight {weights[0]} is now {weights[1]}")
+        is_same, is_named = _has_same_data(saved, here), saved.get("name") == name
+        if is_same and not is_named:
+            self.data.append(_renamed(saved.get("name"), name))
+            saved = {**saved, "name": name}
+        elif is_named and not is_same:
+            self.data.append(_data_difference(saved, here))
+        self._compare_settings(saved, here, "loss_weight", *_OF_DATA[-1 if is_same else 0 :])
+
+    def _compare_settings(self, saved: Config, here: Config, *but: str) -> None:
+        old, new = ({k: config[k] for k in config if k not in but} for config in (saved, here))
         self._note(old, new)
 
     def _compare_below(self, saved: Config, here: Config) -> None:
@@ -126,7 +143,7 @@ class Comparison:
         stayed = [new["name"] for new in pairs.values()]
         for entry in here["of"]:
             if entry["name"] not in stayed:
-                self._compare_new(entry, units[0])
+                self._compare_new(entry, units)
         now = [entry["name"] for entry in here["of"] if entry["name"] in stayed]
         if stayed != now or len(saved["of"]) != len(here["of"]):
             self.changes_draws = True
@@ -146,12 +163,15 @@ class Comparison:
             )
         self._compare(saved["of"], here["of"], units)
 
-    def _compare_new(self, entry: Config, old: _Units) -> None:
+    def _compare_new(self, entry: Config, units: tuple[_Units, _Units]) -> None:
+        old = units[0]
         for name, unit in _units(entry):
             if name in old:
                 self._edit(f"source {name}: moved to another blend; it resumes there")
                 self.partners[name] = name
                 self._compare_entries(old[name], unit)
+            elif twin := _removed_twin(unit, units):
+                self.data.append(_renamed(twin, name))
             else:
                 self._edit(f"source {name}: added; it starts at its beginning")
 
@@ -165,7 +185,7 @@ def _as_blend(config: Any, other: Any) -> Config | None:
     if _is_blend(config):
         return dict(config)
     names = names_of(config)
-    is_single = len(names) == 1 and not isinstance([{}, *_chain(config)][-1].get("of"), list)
+    is_single = len(names) == 1 and not isinstance(_leaf(config).get("of"), list)
     if not is_single or not _is_blend(other):
         return None
     return {**other, "of": [{"name": names[0], "weight": None, "of": config}]}
@@ -195,6 +215,49 @@ def _pairs(saved: Config, here: Config) -> dict[str, Config]:
         if found[old["name"]] is None and shared:
             found[old["name"]] = free.pop(max(shared, key=lambda name: shared[name]))
     return {name: new for name, new in found.items() if new is not None}
+
+
+def _has_same_data(saved: Config, here: Config) -> bool:
+    """Whether sources have the same data, as far as both configurations describe them."""
+    contents = {saved.get("content"), here.get("content")} - {None}
+    return saved.get("data") == here.get("data") and len(contents) < 2
+
+
+def _data_difference(saved: Config, here: Config) -> str:
+    """Describes other data of a source, and what to do."""
+    name, num, before = here["name"], here["samples"], saved.get("samples", 0)
+    if saved.get("data") == here["data"]:
+        return (
+            f"source {name}: its data were written again after the checkpoint: names and sizes "
+            "are the same, keys or bytes are not, so samples would come again or never. Restore "
+            "the old data, or begin a new run"
+        )
+    lead = f"Checkpoint has samples={before} where this pipeline has {num} (source {name})"
+    if num == before:
+        lead = f"source {name}: its shards have other names or sizes, or are in another order"
+    return f"{lead}. {_RESTORE if num < before else _ADDED}"
+
+
+def _renamed(before: Any, name: str) -> str:
+    return (
+        f"Checkpoint has name={before!r} where this pipeline has {name!r}, with the same data. Set "
+        f"name={before!r}, an argument of get_train_dataset and a key in a metadataset"
+    )
+
+
+def _removed_twin(unit: Config, units: tuple[_Units, _Units]) -> str:
+    """Returns the name of a removed source with the data of a new one; empty if there is none."""
+
+    def data_of(entry: Config) -> tuple[Any, Any]:
+        leaf = _leaf(entry["of"])
+        return leaf.get("data", entry["name"]), leaf.get("subset")
+
+    removed = (name for name in units[0] if name not in units[1])
+    return next((name for name in removed if data_of(units[0][name]) == data_of(unit)), "")
+
+
+def _leaf(config: Any) -> Config:
+    return [{}, *_chain(config)][-1]
 
 
 def names_of(config: Any) -> list[str]:

@@ -446,9 +446,11 @@ def _check_config(found: Comparison, migrate: bool) -> None:
     Raises:
         StateError: With every difference.
     """
-    if found.others:
-        remedy = "Build the pipeline with the settings that it was saved with."
-        raise StateError("\n".join([*found.others, *found.edits, remedy]))
+    if found.others or found.data:
+        lines = [*found.data, *found.others, *found.edits]
+        if found.others:
+            lines.append("Build the pipeline with the settings that it was saved with.")
+        raise StateError("\n".join(lines))
     if found.edits and not migrate:
         raise StateError(
             "\n".join(found.edits) + "\nThe blend differs from the checkpoint. Restore with "

@@ -47,6 +47,7 @@ class WebdatasetSource(SavableDataset[T]):
         reader: reads samples by their numbers.
         loader: makes samples.
         data: hash of what the data is, to notice that it changed.
+        content: digest of keys and bytes, empty if it is not known.
         settings: what the user set, by its public names, for messages about checkpoints.
         is_training: whether this is training data.
         split_part: of which it is the data.
@@ -61,6 +62,7 @@ class WebdatasetSource(SavableDataset[T]):
     reader: BlockReader
     loader: SampleLoader
     data: str
+    content: str
     settings: dict[str, JSON]
     is_training: bool
     split_part: str
@@ -168,11 +170,13 @@ class WebdatasetSource(SavableDataset[T]):
 
     def config(self) -> dict[str, JSON]:
         """Returns the settings of the order, and a hash of the data."""
+        content = {"content": self.content} if self.content else {}
         return {
             "stage": "source",
             "name": self.name,
             "samples": self.order.num_samples,
             "data": self.data,
+            **content,
             "seed_offset": self.order.seed,
             **self.settings,
         }

@@ -228,6 +228,7 @@ class SourceFactory(BaseCoreDatasetFactory[T_sample]):
             reader=self.opened.reader,
             loader=loader,
             data=self.data,
+            content=self.opened.content,
             settings=self._settings(order, repetitions),
             is_training=self.training,
             split_part=self.split_part,

@@ -335,7 +335,7 @@ def checkpoint_diff(first: Path, second: Path, progress: Progress = None) -> dic
         _run_contents(path, progress) for path in (first, second)
     )
     found = Comparison(old_config, new_config)
-    settings = [*found.edits, *found.forms, *found.others]
+    settings = [*found.edits, *found.forms, *found.data, *found.others]
     for phrase, words in _WORDS.items():
         settings = [line.replace(phrase, words) for line in settings]
     places, counts = (

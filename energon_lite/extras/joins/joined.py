@@ -389,7 +389,10 @@ class JoinedWebdatasetFactory(SourceFactory[T_sample]):
         digest = key_of("join", tuple(one.data for one in inner), index.crc()) & (2**64 - 1)
         size = sum(one.opened.size_bytes for one in inner)
         mean_shard = -(-len(index) // len(sides[0].reader.shards))
-        self._read_from(Opened(JoinReader(index, sides), f"{digest:016x}", size, mean_shard))
+        contents = [one.opened.content for one in inner]
+        content = "-".join(contents) if all(contents) else ""
+        reader = JoinReader(index, sides)
+        self._read_from(Opened(reader, f"{digest:016x}", size, mean_shard, content=content))
         # The length index of a join lies beside those of the primary.
         self.split_part = f"{self.split_part}.join-{self.data[:8]}"
 

@@ -176,7 +176,7 @@ def _read_group(
     record, is_resumed = kept_or_made(rows, [group, *made_by(media_filter)], make)
     return ShardResult(
         Shard(name, root), rows, _size_bytes(group), is_resumed,
-        samples=len(group), parts={}, warning="", **record,
+        samples=len(group), parts={}, warning="", content=0, **record,
     )  # fmt: skip
 
 

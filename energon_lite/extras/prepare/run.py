@@ -423,11 +423,11 @@ def _commit(plan: decisions.Plan, folder: Path, results: Sequence[ShardResult]) 
     return dropped
 
 
-def _write_index(result: ShardResult) -> tuple[int, str, list[int]]:
-    """Writes the `.tar.idx` of a shard; returns its size, its first key, and its offsets."""
+def _write_index(result: ShardResult) -> tuple[int, str, int, list[int]]:
+    """Writes the `.tar.idx` of a shard; returns what `write_offsets` takes of it."""
     first_key, offsets = read_offsets(result.rows)
     nvmeta.write_index(result.shard.path, offsets)
-    return result.size_bytes, first_key, offsets
+    return result.size_bytes, first_key, result.content, offsets
 
 
 # ------------------------------------------------------------ with the arguments of Energon's class
