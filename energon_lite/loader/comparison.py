@@ -32,12 +32,14 @@ class Comparison:
     """The differences between the configuration of a checkpoint and that of this pipeline.
 
     Attributes:
-        edits: sources added, removed, moved, or of another weight: what a migration can follow.
+        edits: sources added, removed, moved, or of another weight, and other batch sizes: what a
+            migration can follow.
         forms: pictures that come in another form, such as a tensor: the order is the same.
         data: sources of other data, each with what to do.
         others: all other differences.
         partners: of each entry of a blend here that was in the checkpoint, its name there.
         changes_draws: whether an edit changes what is drawn, and not loss weights alone.
+        changes_batches: whether an edit changes the size of batches.
     """
 
     def __init__(self, saved: Any, here: Any) -> None:
@@ -46,7 +48,7 @@ class Comparison:
         self.data: list[str] = []
         self.others: list[str] = []
         self.partners: dict[str, str] = {}
-        self.changes_draws = False
+        self.changes_draws = self.changes_batches = False
         if saved != here:
             self._compare(saved, here)
 
@@ -74,6 +76,10 @@ class Comparison:
         elif saved.get("stage") != here.get("stage"):
             self._compare_stages(saved, here)
         elif "of" in saved and "of" in here:
+            sizes = saved.get("batch_size"), here.get("batch_size")
+            if saved["stage"] == "batch" and sizes[0] != sizes[1]:  # it has no state
+                self.edits.append(f"batch_size={sizes[0]} is now {sizes[1]}")
+                self.changes_batches, saved = True, {**saved, "batch_size": sizes[1]}
             self._compare_settings(saved, here, "of")
             num_edits = len(self.edits)
             self._compare_below(saved, here)
@@ -185,7 +191,7 @@ def _as_blend(config: Any, other: Any) -> Config | None:
     if _is_blend(config):
         return dict(config)
     names = names_of(config)
-    is_single = len(names) == 1 and not isinstance(_leaf(config).get("of"), list)
+    is_single = len(names) == 1 and not isinstance(_innermost(config).get("of"), list)
     if not is_single or not _is_blend(other):
         return None
     return {**other, "of": [{"name": names[0], "weight": None, "of": config}]}
@@ -248,15 +254,15 @@ def _renamed(before: Any, name: str) -> str:
 def _removed_twin(unit: Config, units: tuple[_Units, _Units]) -> str:
     """Returns the name of a removed source with the data of a new one; empty if there is none."""
 
-    def data_of(entry: Config) -> tuple[Any, Any]:
-        leaf = _leaf(entry["of"])
-        return leaf.get("data", entry["name"]), leaf.get("subset")
+    def data_of(entry: Config) -> tuple[Any, ...]:
+        leaf = _innermost(entry["of"])
+        return leaf.get("data"), leaf.get("content", entry["name"]), leaf.get("subset")
 
     removed = (name for name in units[0] if name not in units[1])
     return next((name for name in removed if data_of(units[0][name]) == data_of(unit)), "")
 
 
-def _leaf(config: Any) -> Config:
+def _innermost(config: Any) -> Config:
     return [{}, *_chain(config)][-1]
 
 

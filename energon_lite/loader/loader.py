@@ -98,6 +98,7 @@ class SavableDataLoader(Described, DataLoader[T]):
             `worker_config`.
         stall_timeout_sec: a worker process that takes longer for a batch, or to start, is reported
             and replaced; None for never.
+        migrate: whether each restore, also by a trainer, is one with `migrate=True`.
 
     Raises:
         TypeError: `dataset` is not one, or an argument is unknown or not an integer.
@@ -127,13 +128,12 @@ class SavableDataLoader(Described, DataLoader[T]):
         restart_workers: int = 3,
         stall_timeout_sec: float | None = None,
         workers: Any = None,
+        migrate: bool = False,
     ) -> None:
         options = {name: value for name, value in locals().items() if name in _CHECKS}
         del checkpoint_every_sec, checkpoint_every_min_n_samples, n_checkpoints
         del gc_collect_every_n_steps, gc_freeze_at_start
-        config = _worker_config_of(dataset, worker_config)
-        if workers is not None:
-            config = _with_workers(config, workers)
+        config = _worker_config_of(dataset, worker_config, workers)
         for name, value in options.items():
             _check_option(name, value)
         handler = (dataset.worker_config or config).global_error_handler
@@ -153,7 +153,7 @@ class SavableDataLoader(Described, DataLoader[T]):
             skip_log=own_log if skip_log else None,
             cache_pool=cache_pool,
         )
-        self.cache_pool = cache_pool
+        self.cache_pool, self._migrates = cache_pool, migrate
         self._ends = PassEnds(dataset, config, end)
         self._run = RankRun(dataset, config, settings, watchdog, self._ends)
         self.worker_config = config
@@ -342,7 +342,7 @@ class SavableDataLoader(Described, DataLoader[T]):
             src_rank: the rank, inside the data-parallel group, that has the list; the others give
                 None. By default every rank passes it.
             migrate: whether the blend may have been edited: unchanged sources resume where they
-                were, new ones start at their beginning.
+                were, new ones start at their beginning. Batches may have another size, too.
 
         Returns:
             What was edited, source by source; it is logged too.
@@ -359,9 +359,9 @@ class SavableDataLoader(Described, DataLoader[T]):
                 f"{type(state).__name__} is no list of the states of all ranks; give the list, or "
                 "src_rank of the rank that has it"
             )
-        position = self._run.resumed(list(state), migrate)
+        position = self._run.resumed(list(state), migrate or self._migrates)
         for edit in position.edits:
-            logger.warning("Restored with an edited blend: %s", edit)
+            logger.warning("Restored with a change: %s", edit)
         self._run.go_to(position)
         return position.edits
 
@@ -460,7 +460,7 @@ def _torch_settings(config: WorkerConfig, settings: RunSettings) -> dict[str, An
     }
 
 
-def _worker_config_of(dataset: Any, config: WorkerConfig | None) -> WorkerConfig:
+def _worker_config_of(dataset: Any, config: WorkerConfig | None, workers: Any) -> WorkerConfig:
     if not isinstance(dataset, SavableDataset):
         raise TypeError(
             f"the loader got {dataset!r:.80}, a {type(dataset).__name__}, where it needs a "
@@ -473,7 +473,8 @@ def _worker_config_of(dataset: Any, config: WorkerConfig | None) -> WorkerConfig
             f"The loader's worker_config has seed_offset={config.seed_offset}, the dataset's has "
             f"{own.seed_offset}; pass it to the dataset only"
         )
-    return config or own or WorkerConfig.default_worker_config()
+    config = config or own or WorkerConfig.default_worker_config()
+    return config if workers is None else _with_workers(config, workers)
 
 
 # Every loader saves and restores, so Energon's two functions and its other class are this class.

@@ -411,7 +411,8 @@ def resume(
         dataset: the pipeline.
         config: the rank now.
         own: the configuration of the pipeline.
-        migrate: whether sources may have been added, removed or weighted differently.
+        migrate: whether sources may have been added, removed or weighted differently, and batches
+            may have another size.
 
     Raises:
         StateError: The states do not fit each other, the pipeline or the topology, or are corrupt.
@@ -430,6 +431,8 @@ def resume(
             make = import_name("energon_lite.extras.migration.migration:Migration")
             migration = make(found, saved, here, fresh)
         position = _position(checked, config, dataset.endless, fresh, migration)
+        if found.changes_batches:
+            _check_batches(position)
         position.edits = found.edits + (migration.notes if migration else [])
         for form in dict.fromkeys(found.forms):
             logger.warning("Resumed with pictures in another form: %s", form)
@@ -453,8 +456,8 @@ def _check_config(found: Comparison, migrate: bool) -> None:
         raise StateError("\n".join(lines))
     if found.edits and not migrate:
         raise StateError(
-            "\n".join(found.edits) + "\nThe blend differs from the checkpoint. Restore with "
-            "migrate=True to resume with it, or build the pipeline as it was."
+            "\n".join(found.edits) + "\nRestore with migrate=True, also an argument of "
+            "get_savable_loader, to resume with what changed; or build the pipeline as it was."
         )
 
 
@@ -502,6 +505,23 @@ def _position(
     # Each rank estimates the target of the run from its own draws: a rank keeps its own estimate.
     position.before, position.counted = tables[0], tables[: len(counted)]
     return position
+
+
+def _check_batches(position: LoaderPosition) -> None:
+    """Refuses another batch size where a stream computes batches of the old size again.
+
+    Raises:
+        StateError: It does.
+    """
+    starts = position.start.streams.values()
+    is_behind = any(s.first != (s.snapshot.count("items") if s.snapshot else 0) for s in starts)
+    if is_behind or position.emitted:
+        raise StateError(
+            "batch_size can change only between two batches of each stream, and here some must be "
+            "computed again, as ranks stood at different steps or share streams. Resume on "
+            f"{_divisors(position.start.slots.num_streams)} ranks from states of one step, or with "
+            "the old batch_size"
+        )
 
 
 def _check_same(states: list[_State], name: str) -> None:

@@ -149,8 +149,8 @@ def test_what_is_no_state_is_an_error_that_says_what_to_do(
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("data")
-    for name in "abc":
-        text_set(root / name, 40)
+    for number, name in enumerate("abc"):
+        text_set(root / name, 40 + number)
     return root
 
 
@@ -208,10 +208,10 @@ def test_edited_settings_are_named(folder, tmp_path):
     report = json.loads(text)
     assert code == 1
     assert report["settings"] == [
+        "batch_size=4 is now 8",
         f"{source(folder, 'a')}: weight 3.0 is now 1.0",
         f"{source(folder, 'b')}: removed; if it comes back, it starts at its beginning",
         f"{source(folder, 'c')}: added; it starts at its beginning",
-        "A has batch_size=4 where B has 8",
     ]
     what = f"{source(folder, 'c')}: samples drawn"
     assert [row for row in report["places"] if row["what"] == what] == [

@@ -578,14 +578,13 @@ BUFFER = "shuffle_buffer_size=4 where this pipeline has 9 (source {}/train)"
 @pytest.mark.parametrize(
     ("change", "settings", "messages"),
     [
-        (BEFORE, {"batch_size": 3}, ["batch_size=2 where this pipeline has 3"]),
         (
             BEFORE, {"shuffle_buffer_size": 9, "batch_drop_last": True},
             [*map(BUFFER.format, "abc"), "batch_drop_last=False where this pipeline has True"],
         ),
         (
             CASES["all at once"][1], {"shuffle_buffer_size": 9, "batch_size": 3},
-            ["batch_size=2 where this pipeline has 3", *map(BUFFER.format, "ab"),
+            ["batch_size=2 is now 3", *map(BUFFER.format, "ab"),
              *said(CASES["all at once"][-1])],
         ),
         (

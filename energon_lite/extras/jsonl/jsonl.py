@@ -139,7 +139,7 @@ def _opened_lines(path: PurePath) -> files.ByteFile:
     return file
 
 
-def _content_of(file: files.ByteFile) -> str:
+def _lines_digest(file: files.ByteFile) -> str:
     """Hashes some pieces of a file, all of a small one."""
     found, size = blake2b(digest_size=4), file.size_bytes
     for number in range(_NUM_PROBED):
@@ -292,7 +292,7 @@ class LineReader(RangeReader):
 
     def __init__(self, path: PurePath, max_open: int = MAX_OPEN) -> None:
         file = _opened_lines(path)
-        self.size_bytes, self.content = file.size_bytes, _content_of(file)
+        self.size_bytes, self.content = file.size_bytes, _lines_digest(file)
         lines = line_offsets(path, self.size_bytes)
         super().__init__(path, (path.name,), (len(lines) - 1,), max_open=max_open)
         self._lines = lines

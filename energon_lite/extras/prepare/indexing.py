@@ -175,12 +175,12 @@ def _find_rows(
         "samples": len(found.samples),
         "parts": Counter(part for _, part, _, _ in found.parts),
         "warning": warning,
-        "content": _content_of(path, found),
+        "content": _shard_digest(path, found),
         "media": [len(media.rows), *media[1:]],
     }
 
 
-def _content_of(path: PurePath, rows: ShardRows) -> int:
+def _shard_digest(path: PurePath, rows: ShardRows) -> int:
     """Hashes the samples of a tar: their keys, parts and offsets, and some of the bytes.
 
     A tar that was written again with other samples, or in another order, has another hash, even if

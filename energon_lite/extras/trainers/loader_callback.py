@@ -36,14 +36,19 @@ class LoaderCallback:
     Args:
         stats_file: a JSONL file for `energon-lite report`; each rank adds a line with all its
             counts at each logged step. `{rank}` in its name is replaced.
+        migrate: whether the `Trainer` of transformers restores with `migrate=True`; Lightning does
+            with a loader of `get_savable_loader(..., migrate=True)`.
     """
 
     file = "loader_state.json"
     logged = ("/actual_share", "/skipped", "/wait_sec")
     state_key = _legacy_state_key = "energon_lite.LoaderCallback"  # of Lightning
 
-    def __init__(self, stats_file: str | PathLike[str] | None = None) -> None:
+    def __init__(
+        self, stats_file: str | PathLike[str] | None = None, *, migrate: bool = False
+    ) -> None:
         self.stats_file = stats_file
+        self.migrate = migrate
         self._last_step = 0
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -98,7 +103,8 @@ class LoaderCallback:
             saved = json.loads(path.read_bytes()) if path.is_file() else {}
             # The Trainer read its log from the checkpoint that it resumes from.
             if saved.get("log") == json.dumps(state.log_history, sort_keys=True):
-                kwargs["train_dataloader"].load_state_dict(saved["loader"])
+                loader = kwargs["train_dataloader"]
+                loader.load_state_dict(saved["loader"], migrate=self.migrate)
                 return
         if state.global_step:
             logger.warning(
