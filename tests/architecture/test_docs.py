@@ -69,6 +69,26 @@ def test_files_that_pages_name_exist() -> None:
     assert missing == []
 
 
+def anchors_of(page: Path) -> set[str]:
+    """Returns the anchors of the headings of a page, as the site has them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.+)$", text, re.M)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    slugs = [re.sub(r"[^\w\s-]", "", text).strip().lower() for text in plain]
+    return {re.sub(r"[-\s]+", "-", slug) for slug in slugs}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(REPO)))
+def test_links_of_the_page_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    broken = []
+    for target, anchor in re.findall(r"\]\(([^)#\s:]*)(?:#([^)\s]*))?\)", text):
+        path = (page.parent / target).resolve() if target else page
+        if not path.exists() or (anchor and anchor not in anchors_of(path)):
+            broken.append(f"{target}#{anchor}")
+    assert broken == [], "as `make docs` would find"
+
+
 def test_no_file_names_a_place_of_one_machine() -> None:
     found = []
     files = list(repository_files())

@@ -31,13 +31,20 @@ def test_small_numbers_have_a_bar_each():
     ]  # fmt: skip
 
 
+def test_ranges_without_values_share_a_bar():
+    assert [(b.label, b.text) for b in histogram([3] * 38 + [403] * 2)] == [
+        ("3–23", "38"), ("24–401", "0"), ("402–403", "2"),
+    ]  # fmt: skip
+
+
 def test_sizes_are_those_of_samples_from_all_over(tmp_path):
     number, found = sizes(SplitBrowser(blend(tmp_path), "train"), 60)
     assert number == 80
     assert set(found) == {
         "text: characters", "image: longest edge in pixels", "caption: characters",
     }  # fmt: skip
-    assert [bar.label for bar in found["image: longest edge in pixels"]] == ["24"]
+    count, bars = found["image: longest edge in pixels"]
+    assert (count, [bar.label for bar in bars]) == (20, ["24"])
 
 
 def test_broken_samples_have_no_sizes(tmp_path):

@@ -33,13 +33,15 @@ def client_of(path, *args, **options):
 
 
 class Site:
-    """Asks for pages below the token."""
+    """Asks for pages below the token, again while they are being computed."""
 
     def __init__(self, *args, **options):
         self.client = client_of(*args, **options)
 
     def get(self, path, status=200, headers=None, **query):
-        found = self.client.get(f"/{TOKEN}/{path}", params=query, headers=headers)
+        found = self.client.get(f"/{TOKEN}/{path}", params=query or None, headers=headers)
+        while found.status_code == 202:
+            found = self.client.get(f"/{TOKEN}/{path}", params=query or None, headers=headers)
         assert found.status_code == status, found.text
         return found
 
@@ -259,9 +261,13 @@ def test_splits_can_be_chosen(site):
      "step?at=x"],
 )  # fmt: skip
 def test_wrong_addresses_are_said_to_be_wrong(site, path):
-    found = site.client.get(f"/{TOKEN}/{path}")
-    assert found.status_code == 404
-    assert "Traceback" not in found.text
+    assert "Traceback" not in site.get(path, 404).text
+
+
+def test_a_page_that_does_not_exist_leads_to_the_samples(site):
+    text = site.get("brows", 404).text
+    assert "there is no page &#39;brows&#39;" in text
+    assert "To the samples" in text
 
 
 def test_odd_samples_are_shown_or_say_what_is_wrong(odd):
@@ -354,8 +360,42 @@ def test_batches_without_tokens_are_shown_by_their_fields(tmp_path):
     assert site.client.get(source).headers["content-type"] == "image/jpeg"
 
 
-def test_crude_data_without_a_cooker_says_what_to_do(odd):
-    assert "ooker" in odd.get("model", odd.client.get(f"/{TOKEN}/model").status_code).text
+def test_crude_data_without_a_task_encoder_names_the_option(odd):
+    for page in ("model", "charts"):
+        text = odd.get(page).text
+        assert "--with module:Encoder" in text
+        assert 'class="bad"' not in text
+
+
+def test_a_far_page_shows_progress_and_reloads_itself(site, monkeypatch):
+    monkeypatch.setattr("energon_lite.extras.preview.page_jobs._WAIT_SEC", 0.05)
+    found = site.client.get(f"/{TOKEN}/browse", params={"order": "run", "at": 4_999_990})
+    assert found.status_code == 202
+    assert found.headers["refresh"] == "1"
+    assert "Computing" in found.text
+
+
+def test_slots_of_a_run_name_their_step_and_rank(tmp_path):
+    site = Site(text_set(tmp_path, 60), encoder=PackedBytes(), ranks=2, num_streams=4)
+    assert "batch 1 of stream 1 of 4, step 2 of rank 1 on 2 ranks" in site.get("model", slot=5).text
+
+
+def test_cards_of_conversations_show_the_first_answer(tmp_path):
+    turns = [("human", "Which number?"), ("gpt", "It is seven."), ("human", "Sure?")]
+    content = [{"from": speaker, "value": text} for speaker, text in turns]
+    write_tar(tmp_path / "a.tar", [("a.json", json.dumps({"conversations": content}).encode())])
+    text = Site(prepared(tmp_path, "CrudeWebdataset")).get("browse").text
+    assert "It is seven." in text
+    assert "Which number?" in text
+    assert "Sure?" not in text
+
+
+def test_the_address_for_the_browser_works_once(tmp_path):
+    app = Pages(str(text_set(tmp_path, 9))).app(TOKEN, "once")
+    client = TestClient(app, base_url=BASE, follow_redirects=False)
+    assert client.get("/once/").headers["location"] == f"/{TOKEN}/"
+    assert client.get("/once/").status_code == 404
+    assert client.get(f"/{TOKEN}/browse").status_code in (200, 202)
 
 
 def test_a_state_begins_where_its_run_stood(tmp_path):

@@ -286,12 +286,15 @@ def preview(
     batch_size: int | None = Option(None, min=1, help="Samples, or packs, of a batch."),
     state: Path | None = Option(None, help="State of a run, or a trainer's folder with it."),
     slot: int | None = Option(None, min=0, help="Batch of the run to begin with."),
+    num_streams: int | None = Option(None, min=1, help="Streams of the run.  [default: --ranks]"),
+    ranks: int | None = Option(None, min=1, help="Data-parallel ranks of the run.  [default: 1]"),
     port: int | None = Option(None, min=0, max=65535, help="Of the page.  [default: a free one]"),
     browser: bool = Option(True, help="Whether to open the page in the browser."),
     terminal: bool = Option(False, "--terminal", help="Print samples here, one by one."),
 ) -> None:
     """Shows samples, batches and charts on a page, for this machine only; extra [preview]."""
-    is_asked = bool(encoder or state or not browser) or (slot, port) != (None, None)
+    is_asked = bool(encoder or state or ranks or num_streams or not browser)
+    is_asked = is_asked or (slot, port) != (None, None)
     with errors_as_text():
         if terminal or (
             why := late("extras.preview.open_page.why_not")(is_asked, sys.stdout.isatty())
@@ -302,8 +305,8 @@ def preview(
             return
         late("extras.preview.open_page.open_page")(
             str(path), split_parts, encoder=_encoder(encoder) if encoder else None, state=state,
-            slot=slot, batch_size=batch_size, trust=trust, dataset_config=dataset_config,
-            port=port or 0, browser=browser, ready=typer.echo,
+            slot=slot, num_streams=num_streams, ranks=ranks, batch_size=batch_size, trust=trust,
+            dataset_config=dataset_config, port=port or 0, browser=browser, ready=typer.echo,
         )  # fmt: skip
 
 

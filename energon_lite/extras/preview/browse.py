@@ -24,6 +24,7 @@ from energon_lite.core.topology import Stream
 from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.extras.inspect.draws import RunShape
 from energon_lite.extras.inspect.forecast import run_opener
+from energon_lite.extras.preview.page_jobs import report_progress
 from energon_lite.extras.preview.raw_folders import RawOpener, raw_notice
 from energon_lite.extras.view.fields import fields_of, is_plain, short_text
 from energon_lite.formats.known import format_of
@@ -39,7 +40,7 @@ from energon_lite.storage.local_paths import local_path
 Order = Literal["files", "run"]
 
 # Draws that are computed at a time, and at all; characters of a value that a search looks at.
-_BLOCK, _MAX_DRAWS, _MAX_SEARCHED = 1024, 5_000_000, 100_000
+_BLOCK, _MAX_DRAWS, _MAX_SEARCHED = 16_384, 5_000_000, 100_000
 
 
 class Place(NamedTuple):
@@ -106,6 +107,7 @@ class SplitBrowser:
         num_samples: of all sources.
         run_error: why there is no order of the run; empty if there is one.
         raw: what is missing without `trust`; empty if nothing is.
+        is_crude: whether a source has crude samples, which need a task encoder with a cooker.
 
     Raises:
         FileNotFoundError: The path does not exist.
@@ -134,6 +136,7 @@ class SplitBrowser:
         total = sum(shares.values())
         self._factories = opener.factories[-len(names) :]
         self.raw = raw_notice(self._factories)
+        self.is_crude = any(factory.is_crude for factory in self._factories)
         self.sources = [
             SourceRow(
                 facts, str(factory.path),
@@ -182,12 +185,18 @@ class SplitBrowser:
         draw = batch * self._batch_size + row
         with self._lock:
             reader, refs = self._streams[stream]
-            while len(refs.draws) <= draw:
-                more = reader.take(max(_BLOCK, draw + 1 - len(refs.draws)))
-                if not len(more.draws):
-                    return None
-                refs = joined([refs, more])
-                self._streams[stream] = reader, refs
+            blocks, num_draws = [refs], len(refs.draws)
+            try:
+                while num_draws <= draw:
+                    blocks.append(reader.take(_BLOCK))
+                    if not len(blocks[-1].draws):
+                        return None
+                    num_draws += len(blocks[-1].draws)
+                    report_progress(num_draws, draw)
+            finally:
+                if len(blocks) > 1:
+                    refs = joined(blocks)
+                    self._streams[stream] = reader, refs
         return Place(int(refs.sources[draw]), int(refs.indices[draw]), int(refs.epochs[draw]))
 
     def position(self, place: Place) -> int:

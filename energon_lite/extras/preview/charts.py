@@ -30,21 +30,26 @@ class Bar:
 
 
 def histogram(values: Sequence[int] | Int64Array) -> list[Bar]:
-    """Returns a bar for each range of some whole numbers; rare large ones are in the last."""
+    """Returns a bar for each range of some whole numbers; rare large ones are in the last.
+
+    Ranges without a value that follow each other share a bar.
+    """
     if not len(values):
         return []
     top = int(np.quantile(values, 0.995, method="higher")) + 1
     low = int(np.min(values))
     step = max(1, -(-(top - low) // _NUM_BARS))
     edges = [*range(low, top, step), max(int(np.max(values)) + 1, top)]
-    counts = np.histogram(values, edges)[0].tolist()
+    found = np.histogram(values, edges)[0]
+    is_kept = np.append(True, (found[1:] > 0) | (found[:-1] > 0))
+    edges, counts = [*np.array(edges)[:-1][is_kept].tolist(), edges[-1]], found[is_kept].tolist()
     return [
         Bar(f"{a:,}" if b == a + 1 else f"{a:,}–{b - 1:,}", n / max(counts), f"{n:,}")
         for n, (a, b) in zip(counts, pairwise(edges), strict=True)
     ]
 
 
-def sizes(browser: SplitBrowser, limit_sec: float) -> tuple[int, dict[str, list[Bar]]]:
+def sizes(browser: SplitBrowser, limit_sec: float) -> tuple[int, dict[str, tuple[int, list[Bar]]]]:
     """Returns histograms of texts and pictures, of samples that are spread evenly over a split.
 
     Args:
@@ -52,7 +57,7 @@ def sizes(browser: SplitBrowser, limit_sec: float) -> tuple[int, dict[str, list[
         limit_sec: after so long, the samples that were read are enough.
 
     Returns:
-        The number of samples, and the histograms by field and unit.
+        The number of samples; and by field and unit, the number of values and their histogram.
     """
     end, (_, stop) = monotonic() + limit_sec, browser.bounds(Query())
     found: dict[str, list[int]] = {}
@@ -68,7 +73,7 @@ def sizes(browser: SplitBrowser, limit_sec: float) -> tuple[int, dict[str, list[
                     found.setdefault(name, []).append(view.longest_edge)
         if monotonic() > end:
             break
-    return number, {name: histogram(values) for name, values in found.items()}
+    return number, {name: (len(values), histogram(values)) for name, values in found.items()}
 
 
 def fills(slots: SlotReader, encoder: Any, limit_sec: float) -> list[Bar]:

@@ -6,7 +6,7 @@ from secrets import compare_digest
 
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp
 
 _HOSTS = ("127.0.0.1", "localhost")
@@ -30,16 +30,21 @@ class Guard(BaseHTTPMiddleware):
     Args:
         app: what is guarded.
         token: the first part of each path.
+        once: another first part, which leads to the first page one time; empty for none.
     """
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
+    def __init__(self, app: ASGIApp, token: str, once: str = "") -> None:
         super().__init__(app)
-        self._token = token
+        self._token, self._once = token, once
 
     async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
         """Answers a request."""
         status, text = self._problem(request)
-        answer = PlainTextResponse(text, status) if text else await call_next(request)
+        answer: Response
+        if status == 303:
+            answer = RedirectResponse(f"/{self._token}/", status)
+        else:
+            answer = PlainTextResponse(text, status) if text else await call_next(request)
         answer.headers.update(_HEADERS)
         return answer
 
@@ -53,6 +58,9 @@ class Guard(BaseHTTPMiddleware):
         if request.method not in ("GET", "HEAD"):
             return 405, "There is nothing to change here."
         own = request.scope["path"].split("/", 2)
+        if self._once and compare_digest(own[1].encode(), self._once.encode()):
+            self._once = ""
+            return 303, ""
         if len(own) != 3 or not compare_digest(own[1].encode(), self._token.encode()):
             return 404, "Open the address that the command printed; it has a token."
         return 200, ""

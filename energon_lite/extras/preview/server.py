@@ -26,6 +26,7 @@ from energon_lite.extras.inspect.forecast import plan
 from energon_lite.extras.preview import charts
 from energon_lite.extras.preview.browse import Order, Place, Query, SplitBrowser, split_names_of
 from energon_lite.extras.preview.guard import Guard
+from energon_lite.extras.preview.page_jobs import ComputingError, PageJobs
 from energon_lite.extras.preview.slots import Slot, SlotReader, saved_settings
 from energon_lite.extras.view import fields
 from energon_lite.extras.view.media_bytes import av_bytes, picture_bytes
@@ -40,6 +41,8 @@ _OF_ORDER = (
     *ORDER_SETTINGS, "dataset_config",
 )  # fmt: skip
 _RANGE = re.compile(r"bytes=(\d{1,15})-(\d{0,15})$")
+# Speakers whose turn is what the model learns.
+_ANSWERS = ("assistant", "gpt", "model")
 _KEPT = {"Cache-Control": "private, max-age=3600"}
 
 
@@ -53,15 +56,19 @@ class Pages:
         encoder: the task encoder for batches; None for the default.
         states: of the ranks of a run, whose batches are shown.
         slot: the batch to begin with; None to begin with the samples.
+        ranks: of the run; by default as in the states, or 1.
         settings: of the run, as of `SlotReader`; None for those of the states, or defaults.
     """
 
     def __init__(
         self, path: str, split: str | None = None, *, trust: bool | None = None,
-        encoder: Any = None, states: Sequence[Any] = (), slot: int | None = None, **settings: Any,
+        encoder: Any = None, states: Sequence[Any] = (), slot: int | None = None,
+        ranks: int | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         own = {name: value for name, value in settings.items() if value is not None}
-        run = {"num_streams": 1, "batch_size": 1, "trust": trust, **saved_settings(states), **own}
+        self.ranks = ranks or (states[0]["world_size"] if states else 1)
+        defaults = {"num_streams": self.ranks, "batch_size": 1, "trust": trust}
+        run = {**defaults, **saved_settings(states), **own}
         order = {name: run[name] for name in _OF_ORDER if name in run}
         order["batch_size"] = run["batch_size"] or 1
         self.splits = list(split_names_of(path))
@@ -76,6 +83,7 @@ class Pages:
         )
         self._sample = lru_cache(8)(lambda split, place: self._browser(split).sample(place))
         self._batch = lru_cache(8)(self._read_batch)
+        self._jobs = PageJobs()
         # Errors of the data are seen before the page is.
         if not self._browser(self._split).raw and (encoder is not None or states):
             self._slots(self._split)
@@ -85,22 +93,34 @@ class Pages:
         )  # fmt: skip
         self._jinja.filters.update(turns=fields.turns_of, short=fields.short_text, tone=_tone)
 
-    def app(self, token: str) -> Guard:
-        """Returns the application, for requests whose paths begin with the token."""
+    def app(self, token: str, once: str = "") -> Guard:
+        """Returns the application, for requests whose paths begin with the token; see `Guard`."""
         pages: dict[str, Callable[[Request], Response]] = {
             "": self._home, "browse": self._browse, "sample": self._show, "step": self._step,
             "jump": self._jump, "model": self._model, "charts": self._charts, "media": self._media,
         }  # fmt: skip
         routes = [Route(f"/{name}", self._answered(page)) for name, page in pages.items()]
         static = Mount("/static", StaticFiles(directory=_HERE / "static"))
-        return Guard(Starlette(routes=[Mount(f"/{token}", routes=[*routes, static])]), token)
+        rest = Route("/{path:path}", self._answered(self._unknown))
+        return Guard(
+            Starlette(routes=[Mount(f"/{token}", routes=[*routes, static, rest])]), token, once
+        )
 
     def _answered(self, page: Callable[[Request], Response]) -> Callable[[Request], Response]:
-        """Returns an endpoint that shows errors: of data, of hooks, and of addresses."""
+        """Returns an endpoint that shows errors: of data, of hooks, and of addresses.
+
+        A page that takes long is computed in the background; meanwhile its progress is shown.
+        """
 
         def answer(request: Request) -> Response:
             try:
-                return page(request)
+                name = f"{request.url} {request.headers.get('range')}"
+                found: Response = self._jobs.result(name, lambda: page(request))
+                return found
+            except ComputingError as progress:
+                waiting = self._html(request, "computing", 202, progress=progress)
+                waiting.headers["Refresh"] = "1"
+                return waiting
             except Exception as error:
                 # Subclasses of ValueError are of data, hooks and states.
                 is_address = type(error) in (ValueError, IndexError, KeyError)
@@ -136,6 +156,9 @@ class Pages:
         order: Order = "run" if given.get("order") == "run" else "files"
         return split, browser, Query(order, source, given.get("q", "")[:1000])
 
+    def _unknown(self, request: Request) -> Response:
+        raise ValueError(f"there is no page {request.path_params['path']!r}")
+
     def _home(self, request: Request) -> Response:
         return _go(request, self._first_page, slot=self._slot)
 
@@ -161,11 +184,13 @@ class Pages:
         for path, view in fields.walked(views):
             first.setdefault(view.kind, (path, view.value))
         turns = fields.turns_of(first.get("conversation", ("", None))[1]) or [("", "")]
+        answer = next((turn for turn in turns if turn[0] in _ANSWERS), turns[0])
         return {
             "position": position, "place": place, "error": error, "views": views,
             "facts": None if error else fields.sample_facts(sample),
             "picture": first.get("picture", (None, None))[0],
-            "text": first.get("text", turns[0])[1],
+            "text": first.get("text", answer)[1],
+            "prompt": None if "text" in first or answer is turns[0] else turns[0][1],
         }  # fmt: skip
 
     def _show(self, request: Request) -> Response:
@@ -212,12 +237,14 @@ class Pages:
         return slot, batch_view(slot.batch, slot.restore_key, self._encoder)
 
     def _model(self, request: Request) -> Response:
-        split, _, _ = self._asked(request)
+        split, browser, _ = self._asked(request)
+        if self._encoder is None and browser.is_crude and not browser.raw:
+            return self._html(request, "empty", path=self._path)
         slots = self._slots(split)
         number = _whole_number(request, "slot", slots.first)
         slot, view = self._batch(split, number)
         return self._html(
-            request, "model", number=number, slots=slots, view=view, slot=slot,
+            request, "model", number=number, slots=slots, view=view, slot=slot, ranks=self.ranks,
             begin=_whole_number(request, "begin", 0),
             facts=fields.sample_facts(slot.batch), views=fields.field_views(slot.batch),
         )  # fmt: skip
@@ -227,12 +254,14 @@ class Pages:
         steps = max(1, _whole_number(request, "steps", 1000))
         if steps > _MAX_STEPS:
             raise ValueError(f"steps={steps:,}: the charts are of up to {_MAX_STEPS:,} steps")
+        is_cooked = self._encoder is not None or not browser.is_crude
         forecast = _or_error(lambda: plan(self._path, steps=steps, split_part=split, **self._order))
         return self._html(
             request, "charts", steps=steps, forecast=forecast, lengths=browser.stored_lengths(),
             histogram=charts.histogram,
             sizes=_or_error(lambda: charts.sizes(browser, _LIMIT_SEC)),
-            fills=_or_error(lambda: charts.fills(self._slots(split), self._encoder, _LIMIT_SEC)),
+            fills=_or_error(lambda: charts.fills(self._slots(split), self._encoder, _LIMIT_SEC))
+            if is_cooked else ([], ""),
         )  # fmt: skip
 
     def _media(self, request: Request) -> Response:
@@ -323,7 +352,7 @@ def serve(pages: Pages, port: int, *, browser: bool, ready: Callable[[str], Any]
     Raises:
         OSError: The port is taken.
     """
-    token = secrets.token_urlsafe(16)
+    token, once = secrets.token_urlsafe(16), secrets.token_urlsafe(16)
     try:
         listening = socket.create_server(("127.0.0.1", port))
     except OSError as error:
@@ -332,8 +361,12 @@ def serve(pages: Pages, port: int, *, browser: bool, ready: Callable[[str], Any]
         address = f"http://127.0.0.1:{listening.getsockname()[1]}/{token}/"
         ready(address)
         if browser:
-            webbrowser.open(address)
+            # Other users see the command line of the browser; this address works once.
+            webbrowser.open(address.replace(token, once))
         config = uvicorn.Config(
-            pages.app(token), ws="none", log_level="warning", server_header=False
+            pages.app(token, once if browser else ""),
+            ws="none",
+            log_level="warning",
+            server_header=False,
         )
         uvicorn.Server(config).run([listening])

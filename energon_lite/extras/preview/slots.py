@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from os import PathLike
 from threading import Lock
-from time import monotonic
 from typing import Any, NamedTuple
 
 from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.state import RestoreKey, Snapshot
 from energon_lite.core.topology import ORDER_SETTINGS, Stream, WorkerConfig
+from energon_lite.extras.preview.page_jobs import report_progress
 from energon_lite.extras.view.stage_tree import saved_stages
 from energon_lite.loader.resume import resume
 from energon_lite.pipeline import get_train_dataset
 
-_LIMIT_SEC = 5.0  # in one call
 # Arguments that a state has kept by their own names, and that are the same for all sources.
 _SAVED = (
     "batch_size", "batch_drop_last", "packing_buffer_size", "shuffle_buffer_size",
@@ -91,7 +90,7 @@ class SlotReader:
         A batch before those of the state is computed from the start of the run.
 
         Raises:
-            TimeoutError: The batches before it take long. The next call continues from there.
+            TimeoutError: No browser waits for it any more. The next call continues from there.
             Exception: What a hook or a sample raised.
         """
         number, index = divmod(slot, self.num_streams)
@@ -102,15 +101,13 @@ class SlotReader:
             if known is not None:
                 run.restore(places[known])
             try:
-                end = monotonic() + _LIMIT_SEC
                 while run.num_returned < number:
                     run.skip(1)
-                    if monotonic() > end and run.num_returned < number:
+                    try:
+                        report_progress(run.num_returned, number)
+                    except TimeoutError:
                         places[run.num_returned] = run.snapshot()
-                        raise TimeoutError(
-                            f"Batch {number:,} of stream {index} needs those before it, up to "
-                            f"{run.num_returned:,} so far. Load the page again to continue"
-                        )
+                        raise
                 places[number] = run.snapshot()
                 batch = next(run)
                 places[number + 1] = run.snapshot()
