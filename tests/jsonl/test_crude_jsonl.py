@@ -278,6 +278,10 @@ ODD: dict[str, tuple[bytes, list[int], list[int]]] = {
         b'\xef\xbb\xbf{"n": 1}\n\xef\xbb\xbf{"n": 2}\n\xef\xbb\xbf\n{"n": 3}', [1, 2, 3], [3],
     ),
     "blank lines": (b'\n \t\n{"n": 1}\n\n\r\n{"n": 2}\n\n', [1, 2], []),
+    "form feeds and vertical tabs": (
+        b'\x0c\n\x0b{"n": 1}\x0b\n\x0c\n\x0b \x0c\r\n{"n": 2}\r\n\x0c\r\n\x0c{"n": 3}\n\x0b',
+        [1, 2, 3], [],
+    ),
     "NUL in a text": (b'{"n": 1}\n{"n": "\x00"}\n{"n": 3}\n', [1, 3], [2]),
     "NUL in place of a lost block": (b'{"n": 1}\n' + bytes(50) + b'\n{"n": 3}', [1, 3], [2]),
     "no UTF-8": (b'{"n": "\xff"}\n{"n": 2}\n', [2], [1]),

@@ -52,6 +52,13 @@ def test_a_line_is_read_by_its_number_as_in_energon(path) -> None:
             store[key]
 
 
+def test_form_feeds_between_lines_are_blank(tmp_path) -> None:
+    path = tmp_path / "pages.jsonl"
+    path.write_bytes(b'{"id": 0}\n\x0c\n\x0b{"id": 1}\n\x0b \n')
+    store = JsonlFileStore(path)
+    assert [json.loads(store[f"{i}.json"][0]) for i in range(len(store))] == [{"id": 0}, {"id": 1}]
+
+
 def test_a_filter_hides_lines(path) -> None:
     store = JsonlFileStore(path, lambda key: key != "1")
     assert json.loads(store["2.json"][0])["id"] == 2

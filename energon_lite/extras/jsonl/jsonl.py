@@ -2,7 +2,8 @@
 
 A sample is a line that is not blank. `x.jsonl.idx` has, as 64-bit integers, where each sample
 begins, and the size of the file: the bytes of blank lines belong to the sample before them, those
-of the first blank lines to the first sample. A file without an index is indexed in memory.
+of the first blank lines to the first sample. Form feeds and other blanks at the edges that JSON
+does not allow are not read. A file without an index is indexed in memory.
 """
 
 from __future__ import annotations
@@ -336,9 +337,21 @@ class LineReader(RangeReader):
 
     def members(self, data: UInt8Array, rows: Rows, bases: Int64Array) -> list[Any]:
         """Names the bytes of each sample."""
-        del data, bases
-        columns = (rows.places.tolist(), rows.starts.tolist(), rows.stops.tolist())
-        return [[(f"{place}.json", a, b)] for place, a, b in zip(*columns, strict=True)]
+        del bases
+        places, *ranges = (rows.places.tolist(), rows.starts.tolist(), rows.stops.tolist())
+        if len(data):
+            # Nearly all samples are `{...}` and the end of a line: nothing to remove.
+            ends = rows.stops - 2
+            ends -= data.take(ends, mode="clip") == ord("\r")
+            is_plain = data.take(rows.starts, mode="clip") == ord("{")
+            is_plain &= data.take(ends, mode="clip") == ord("}")
+            for row in np.flatnonzero(~is_plain).tolist():
+                start, stop = ranges[0][row], ranges[1][row]
+                text = data[start:stop].tobytes()
+                if text.rstrip().endswith(b"}"):  # broken lines stay as they are
+                    ranges[0][row] = stop - len(text.lstrip())
+                    ranges[1][row] = start + len(text.rstrip())
+        return [[(f"{place}.json", a, b)] for place, a, b in zip(places, *ranges, strict=True)]
 
 
 class JsonlFormat(Format):

@@ -321,4 +321,6 @@ class JsonlFileStore(_LocalFileStore):
                 f"{self._file} has {file.size_bytes} bytes, and had {self._size_bytes} when it was "
                 "opened; restore it, or begin a run of the new data"
             )
-        return file.read(start, stop)
+        line = file.read(start, stop)
+        bare = line.strip()  # JSON does not allow all that is blank here
+        return line if line.strip(b" \t\r\n") == bare else bare
