@@ -30,8 +30,8 @@ BLOCK = 512
 # name, size, checksum, typeflag, magic; then the first byte of the prefix field
 _HEADER = Struct("<100s24x12s12x8sc100s6s82xc")
 _REGULAR = (b"0", b"\0", b"7")
-# GNU long name and long link, PAX records of a member and of all; of links and of all, nothing.
-_EXTENSIONS = (b"L", b"K", b"x", b"g")
+# GNU long name and long link; PAX records of a member (of POSIX, of Solaris) and of all members.
+_EXTENSIONS = (b"L", b"K", b"x", b"X", b"g")
 _POSIX_MAGIC = b"ustar\0"
 _DECIMAL = re.compile(rb"[0-9]{1,19}")
 _WINDOW, FEW_BYTES = 1 << 20, 4 << 10
@@ -103,7 +103,7 @@ def _extension(kind: bytes, content: bytes, pos: int) -> dict[str, str]:
         return {"path": content.rstrip(b"\0").decode("utf-8", "surrogateescape")}
     records: dict[str, str] = {}
     at = 0
-    while kind == b"x" and at < len(content) and content[at] != 0:
+    while kind in (b"x", b"X") and at < len(content) and content[at] != 0:
         digits = content[at : at + 9].partition(b" ")[0]
         end = at + int(digits) if digits.isdigit() and len(digits) < 9 else 0
         key, equals, value = content[at + len(digits) + 1 : end - 1].partition(b"=")

@@ -213,6 +213,19 @@ def test_members_are_those_of_the_exact_reader(described: Any, tar_format: int) 
     assert [len(found) for found in quick] == [len(parts) for parts in described]
 
 
+@given(samples)
+def test_pax_headers_as_solaris_marks_them_give_the_same_members(described: Any) -> None:
+    data, offsets = tar_of(described, tarfile.PAX_FORMAT)
+    marked = bytearray(data)
+    for at in range(0, len(data), 512):
+        if data[at + 257 : at + 262] == b"ustar" and data[at + 156 : at + 157] == b"x":
+            marked[at + 156] = ord("X")
+            marked[at + 148 : at + 156] = b" " * 8
+            marked[at + 148 : at + 156] = b"%06o\0 " % sum(marked[at : at + 512])
+    found = both(bytes(marked), offsets[:-1], offsets[1:])
+    assert found == both(data, offsets[:-1], offsets[1:])
+
+
 @examples(120)
 @given(samples, formats, st.data())
 def test_wrong_ranges_and_corrupt_bytes_raise_the_errors_of_the_exact_reader(
