@@ -613,8 +613,6 @@ class RangeReader(BlockReader):
             first, last = self.starts[number : number + 2].tolist()
             places = range(-first % self.slice_length, last - first, self.slice_length)
             shard.file.cut_at(offsets[[0, *places, -1]])
-        if shard.file.is_surplus:  # whichever datasets keep the others
-            self.max_open = min(self.max_open, len(self._open))
         self._open[number] = shard
         return shard
 
@@ -649,6 +647,9 @@ class RangeReader(BlockReader):
 
     def close_files(self) -> None:
         """Closes the files that are not to stay open between two reads."""
+        for number, shard in [*self._open.items()]:
+            if shard.file.is_surplus:
+                self._close(number)
         self._close_down_to(self.max_open)
 
     def _close(self, number: int) -> None:

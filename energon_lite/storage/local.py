@@ -28,6 +28,8 @@ from energon_lite.storage.os_errors import errors_of
 # A longer one is mapped, for all processes at once, though the system kills a process where storage
 # cuts a mapped file short.
 MAPPED_BYTES = 1 << 12
+# Half of the memory maps that the kernel allows a process (vm.max_map_count), as of open files.
+MOST_MAPS = 1 << 15
 # Reads what is in the page cache, and nothing else; 0 where the kernel takes no advice either.
 CACHED_ONLY = getattr(os, "RWF_NOWAIT", 0) if hasattr(os, "posix_fadvise") else 0
 # Bytes that the kernel is asked for at once: it may cut off what is longer than its own read-ahead.
@@ -69,7 +71,7 @@ class LocalFile(ByteFile):
         self.size_bytes, self.identity = status.st_size, _identity_of(status)
         # The system takes the lowest number that is free. Without a limit, it is -1.
         half = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
-        self.is_surplus = 0 <= half <= self.descriptor
+        self.is_surplus = self.descriptor >= (half if 0 <= half < MOST_MAPS else MOST_MAPS)
 
     def read_into(self, target: memoryview, start: int) -> int:
         """Fills `target` with the bytes from `start` on; fewer where the file ends."""
@@ -106,7 +108,7 @@ class LocalFile(ByteFile):
 
     def mapped(self) -> bytes | memoryview:
         """Returns the content; that of a long file is mapped."""
-        if self.size_bytes > MAPPED_BYTES:
+        if self.size_bytes > MAPPED_BYTES and len(_maps) < MOST_MAPS:
             mode = mmap.PROT_READ, mmap.MAP_SHARED
             address = libc.mmap(None, self.size_bytes, *mode, self.descriptor, 0)
             if address != _NO_MAP:
@@ -224,6 +226,9 @@ def _irregular(path: PurePath, mode: int) -> DatasetFormatError:
     )
 
 
+_maps: set[int] = set()  # addresses
+
+
 class _Map:
     """A file that is mapped, until the last array over it is gone.
 
@@ -235,6 +240,7 @@ class _Map:
 
     def __init__(self, address: int, size: int) -> None:
         self._address, self._size = address, size
+        _maps.add(address)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -249,6 +255,7 @@ class _Map:
     # At the end of a program the module is emptied before the last object is gone.
     def __del__(self, is_ending: Any = sys.is_finalizing, munmap: Any = libc.munmap) -> None:
         if not is_ending():  # then threads may still read
+            _maps.discard(self._address)
             munmap(self._address, self._size)
 
 

@@ -63,5 +63,6 @@ class errors_of:  # noqa: N801  as `contextlib.suppress`; a generator would take
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         """Explains what the block raised."""
-        if isinstance(error, OSError):
+        # To raise an error that this frame has would keep all its frames, and their open files.
+        if isinstance(error, OSError) and explained(error, self.path) is not error:
             raise explained(error, self.path) from None

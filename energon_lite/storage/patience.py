@@ -176,10 +176,12 @@ class Patience:
         except OSError as error:
             pass_on(error)
             if is_away:
+                remedy = "Bring the storage (or the access to it) back"
+                if error.errno in FULL:
+                    remedy = "Raise the limit"
                 raise FatalSampleError(
                     f"{path} cannot be read any more, an outage: {error}. No sample was skipped "
-                    "for it. Bring the storage (or the access to it) back, and resume from the "
-                    "last state"
+                    f"for it. {remedy}, and resume from the last state"
                 ) from error
             raise self._remembered(error, path) from None
 

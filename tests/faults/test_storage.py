@@ -23,7 +23,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite import FatalSampleError, WorkerConfig, get_savable_loader
+from energon_lite import (
+    FatalSampleError,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+)
 from energon_lite.core import errors
 from energon_lite.formats.nvmeta import META, index_path
 from energon_lite.storage.local import LocalFile
@@ -368,6 +373,26 @@ def test_too_many_open_files_close_the_coldest(tmp_path, storage, caplog) -> Non
     assert storage.waited_sec < 1
 
 
+@pytest.mark.parametrize("free", [12, 40])
+def test_more_sources_than_open_files(tmp_path, storage, free: int) -> None:
+    entry = {"path": str(text_set(tmp_path / "set", 4, 2)), "repetitions": 1}
+    names = [f"n{number}" for number in range(60)]
+    blend = [{**entry, "name": name} for name in names]
+    content = {"__class__": "MetadatasetV2", "splits": {"train": {"blend_epochized": blend}}}
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=2)
+    loader = get_savable_loader(get_train_dataset(content, batch_size=1, worker_config=config))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + free, hard))
+    try:
+        found = Counter(batch.__key__[0] for batch in islice(loader, 2 * 4 * len(names)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert found == {f"{number:05d}": 2 * len(names) for number in range(4)}
+    assert storage.waited_sec < 1
+
+
 def test_what_no_server_changes_is_not_waited_for(sound, storage) -> None:
     loader = loader_of(sound)
     storage.fail("ELOOP", BROKEN)
@@ -378,7 +403,8 @@ def test_what_no_server_changes_is_not_waited_for(sound, storage) -> None:
 def test_a_process_that_may_open_no_file_ends_with_one_error(sound, storage) -> None:
     loader = loader_of(sound)
     storage.fail("EMFILE", sound)
-    with pytest.raises(FatalSampleError, match="raise the limit of open files"):
+    text = r"raise the limit of open files .* Raise the limit, and resume"
+    with pytest.raises(FatalSampleError, match=text):
         next(iter(loader))
     assert loader.num_skipped == {}
 

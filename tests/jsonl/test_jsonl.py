@@ -123,6 +123,17 @@ def test_a_large_index_is_mapped(tmp_path, monkeypatch) -> None:
     assert [json.loads(text)["id"] for text in texts(reader, 2, 0)] == [2, 0]
 
 
+def test_no_more_indexes_are_mapped_than_the_kernel_allows(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("energon_lite.storage.local.MAPPED_BYTES", 8)
+    path = written(tmp_path / "a.jsonl")
+    write_line_index(path, scan_lines(path).offsets)
+    kept = read_line_index(path, 81)
+    monkeypatch.setattr("energon_lite.storage.local.MOST_MAPS", 1)
+    copied = read_line_index(path, 81)
+    assert not is_mapped(copied)
+    assert copied.tolist() == kept.tolist()
+
+
 def test_a_block_ends_where_it_has_enough_bytes(tmp_path) -> None:
     reader = LineReader(written(tmp_path / "a.jsonl", b'{"a": "' + b"x" * 90 + b'"}\n{}\n{}\n'))
     assert reader.read(np.array([0, 1, 2]), max_bytes=50).places == [0]
