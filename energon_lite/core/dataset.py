@@ -194,6 +194,15 @@ class SavableDataset(Described, IterableDataset[T_co], ABC):
         below = [child.num_samples(stream) for child in self.children]
         return sum(below) if below else self.num_items(stream)
 
+    def check_end(self, stream: Stream) -> None:
+        """Checks that blends reach the end that they wait for.
+
+        Raises:
+            ValueError: A blend never does.
+        """
+        for child in self.children:
+            child.check_end(stream)
+
     def own_traits(self, below: Traits) -> Traits:
         """Returns what is known of this dataset before anything is read.
 

@@ -102,7 +102,7 @@ class SavableDataLoader(Described, DataLoader[T]):
 
     Raises:
         TypeError: `dataset` is not one, or an argument is unknown or not an integer.
-        ValueError: An argument is out of range.
+        ValueError: An argument is out of range, or a blend never reaches the end that it waits for.
     """
 
     @hinting

@@ -69,6 +69,7 @@ class RankRun(Generic[T]):
     ) -> None:
         slots = RankSlots(0, config.rank, config.world_size, config.default_num_streams)
         check_steps(dataset, slots)
+        dataset.check_end(Stream(0, slots.num_streams))
         announce(dataset, slots, config.node_groups)
         self.dataset = dataset
         settings_of_all = dataset.config()

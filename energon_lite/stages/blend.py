@@ -34,8 +34,8 @@ from energon_lite.stages.map import FilterDataset, MapDataset
 T = TypeVar("T")
 
 UNTIL = ("first", "all_once", "forever")
-# Draws up to an end that are counted at first.
-_FEWEST = 256
+# Draws up to an end that are counted at first, and items of what is endless.
+_FEWEST, _NO_END = 256, 1 << 62
 
 
 class BlendDataset(CombinedDataset[T]):
@@ -95,6 +95,7 @@ class BlendDataset(CombinedDataset[T]):
         if until in ("all_once", "forever"):
             below = [d if d.endless else RepeatDataset(d) for d in (x.nested() for x in below)]
         super().__init__(below, worker_config)
+        self._may_lack_end = until in ("first", "all_once") and not self.weights.is_constant
         labelled = zip(self.datasets, self.labels, strict=True)
         never_ends = [label for d, label in labelled if not isinstance(d, RepeatDataset)]
         if until == "all_once" and never_ends:
@@ -136,8 +137,16 @@ class BlendDataset(CombinedDataset[T]):
         """Returns what chooses the dataset of each draw of a stream."""
         return BySamples(self.order(stream), len(self.datasets))
 
+    def check_end(self, stream: Stream) -> None:
+        """Checks that the datasets that end a pass are drawn until they have ended."""
+        super().check_end(stream)
+        if self._may_lack_end:
+            self.num_items(stream)
+
     def cursor(self, stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""
+        if self._may_lack_end:
+            self.check_end(stream)
         if not self.leaves:
             return _BlendCursor(self, stream, [dataset.cursor(stream) for dataset in self.datasets])
         refs = self.refs(stream)
@@ -156,6 +165,9 @@ class BlendDataset(CombinedDataset[T]):
             return sum(limits)
         counted, is_all = self._counted, self.until == "all_once"
         if counted[0] != stream:
+            if not is_all:  # what is endless does not end it
+                pairs = zip(self.datasets, limits, strict=True)
+                limits = [_NO_END if dataset.endless else num for dataset, num in pairs]
             number = _draws_until(self.order(stream), limits, is_all, self.labels)
             counted = self._counted = stream, number
         return counted[1]
@@ -208,6 +220,9 @@ class TokenBlendDataset(BlendDataset[T]):
         weights: as in `BlendDataset`.
         lengths: the tokens of each sample, shape (N,), by source; None to use what is measured.
         worker_config: by default that of the datasets.
+
+    Raises:
+        ValueError: as `BlendDataset`, or a weight ends at 0 with `until="all_once"`.
     """
 
     name = "token_blend"
@@ -221,6 +236,10 @@ class TokenBlendDataset(BlendDataset[T]):
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(*datasets, until=until, weights=weights, worker_config=worker_config)
+        if until == "all_once" and self._may_lack_end:  # the last weights count: draws are unknown
+            shares = self.weights.at(self.weights.breaks[-1:])[0]
+            if not shares.all():
+                raise _no_end(until, self.labels[int(shares.argmin())])
         self.lengths = None if lengths is None else dict(lengths)
         # In the order of the sources, which datasets around this one may give other ids.
         self._arrays = [self._length_array(facts.name) for facts in self.sources()]
@@ -478,9 +497,15 @@ def _draws_until(
             return draw + (max(places) if all_of_them else min(places))
         left = np.where(has_ended, left, left - counts)
         draw, size = draw + size, min(2 * size, LONGEST_BLOCK)
-        for child in np.flatnonzero(~has_ended & (counts == 0)).tolist() if all_of_them else ():
-            if order.next_draw(draw, np.arange(len(limits)) == child) is None:
-                raise ValueError(
-                    f"until='all_once': the weight of {names[child]} stays 0 before it has ended "
-                    "once, so the blend never ends; end with a weight above 0, or use until='first'"
-                )
+        waits = ~has_ended & (left < _NO_END // 2)
+        for child in np.flatnonzero(waits & (counts == 0)).tolist():
+            waits[child] = order.next_draw(draw, np.arange(len(limits)) == child) is not None
+            if not waits[child] and (all_of_them or not waits.any()):
+                raise _no_end("all_once" if all_of_them else "first", names[child])
+
+
+def _no_end(until: str, name: str) -> ValueError:
+    return ValueError(
+        f"until={until!r}: the weight of {name} stays 0 before it has ended once, so the blend "
+        "never ends; end with a weight above 0, or use until='forever'"
+    )

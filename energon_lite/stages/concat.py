@@ -18,13 +18,13 @@ from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import EmptyDatasetError, StateError
 from energon_lite.core.keys import leaves
 from energon_lite.core.sample_columns import Columns, samples_of
+from energon_lite.core.seeds import key_of
 from energon_lite.core.stage import Stage, StageCursor
 from energon_lite.core.state import COUNT, JSON, Names, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream, WorkerConfig
 
 T = TypeVar("T")
 
-# Epochs times samples must stay below 2**63.
 _MANY_ROUNDS = 1 << 52
 
 
@@ -263,16 +263,14 @@ class RepeatDataset(Stage[T]):
 
     def round_stream(self, stream: Stream, number: int) -> Stream:
         """Returns the stream of a round: no two rounds of any passes are the same pass below."""
-        if self.num_rounds is None:
-            # The first pass, which is all that an endless one has, numbers its rounds 0, 1, 2.
-            first = stream.pass_index << 32
-        else:
-            first = stream.pass_index * self.num_rounds
-        if first + number >= _MANY_ROUNDS:
-            raise ValueError(
-                "RepeatDataset: endless rounds lie too deep in one another to be numbered; use "
-                "until='all_once' or 'forever' on one level of the blends only"
-            )
+        # The first pass, which is all that an endless one has, numbers its rounds 0, 1, 2.
+        rounds = 1 << 32 if self.num_rounds is None else self.num_rounds
+        first = stream.pass_index * rounds
+        if first >= _MANY_ROUNDS:
+            # Endless rounds in one another: rounds follow each other from a random number. It is
+            # small, as epochs times samples must stay below 2**63; that two runs of rounds overlap
+            # is unlikely, and would only repeat an order.
+            first = (2 << 32) + key_of("rounds", stream.pass_index) % (2 << 32)
         return replace(stream, pass_index=first + number)
 
     def round_length(self, stream: Stream, number: int) -> int | None:

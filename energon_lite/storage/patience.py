@@ -108,6 +108,11 @@ def retried(
     return result
 
 
+def _remedy_of(error: OSError) -> str:
+    is_full = error.errno in FULL
+    return "Raise the limit" if is_full else "Bring the storage (or the access to it) back"
+
+
 class Patience:
     """Reads files of a dataset or a folder again, while their storage fails.
 
@@ -176,12 +181,9 @@ class Patience:
         except OSError as error:
             pass_on(error)
             if is_away:
-                remedy = "Bring the storage (or the access to it) back"
-                if error.errno in FULL:
-                    remedy = "Raise the limit"
                 raise FatalSampleError(
                     f"{path} cannot be read any more, an outage: {error}. No sample was skipped "
-                    f"for it. {remedy}, and resume from the last state"
+                    f"for it. {_remedy_of(error)}, and resume from the last state"
                 ) from error
             raise self._remembered(error, path) from None
 

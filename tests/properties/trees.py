@@ -492,8 +492,4 @@ def is_worth_it(
                 return False
     except (Costly, EmptyDatasetError):
         return False
-    except ValueError as error:
-        if "too deep" in str(error):
-            return False
-        raise
     return True

@@ -6,10 +6,13 @@ import gc
 import json
 import pickle
 import tracemalloc
+from collections import defaultdict
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from energon_lite import BlendDataset, Schedule, WorkerConfig, get_savable_loader
@@ -21,13 +24,13 @@ from energon_lite.core.user_function import UserFunction
 from energon_lite.extras.migration.blend_positions import back, blends_in, by_name
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.stages.blend import TokenBlendDataset
-from energon_lite.stages.concat import RepeatDataset
+from energon_lite.stages.concat import ConcatDataset, RepeatDataset
 from energon_lite.stages.token_lengths import MeasureDataset
 from energon_lite.testing import check_dataset
 
 from ..helpers import metadataset, pairwise, text_set, through_json, train
 
-MANY = 300
+MANY, NUM = 300, 40
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
 
 
@@ -41,7 +44,7 @@ def blend(folder: Path, number: int = MANY) -> BlendDataset[Any]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_set(tmp_path_factory.mktemp("texts"), 40)
+    return text_set(tmp_path_factory.mktemp("texts"), NUM)
 
 
 def three_tokens(sample: Any) -> int:
@@ -282,15 +285,71 @@ def test_a_repeated_blend_with_an_end_keeps_all_laws(tmp_path: Path, until: str)
     check_dataset(RepeatDataset(blend, repeats=2), num_streams=(3,), max_items=12)
 
 
-def test_a_blend_that_never_ends_says_so_where_its_length_is_asked(folder: Path) -> None:
+FADING = Schedule("linear", ((0, 1), (5, 0)))
+ENDLESS_BLENDS: dict[str, tuple[Any, str, list[tuple[bool, Any]]]] = {
+    "all_once": (BlendDataset, "all_once", [(False, 1.0), (False, FADING)]),
+    "all_once, random": (
+        partial(BlendDataset, blend_mode="random"),
+        "all_once",
+        [(False, 1.0), (False, FADING)],
+    ),
+    "first": (BlendDataset, "first", [(True, 1.0), (False, FADING)]),
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS_BLENDS)
+def test_a_blend_that_never_reaches_its_end_is_refused(folder: Path, name: str) -> None:
+    kind, until, described = ENDLESS_BLENDS[name]
+    parts = []
+    for number, (repeat, weight) in enumerate(described):
+        factory = load_factory(folder, name="ab"[number], worker_config=CONFIG)
+        parts.append((factory.build(repeat=repeat), weight))
+    blend = kind(*parts, until=until)
+    text = f"until='{until}': the weight of b stays 0 before it has ended once"
+    outer: list[Any] = [blend, RepeatDataset(blend), ConcatDataset(blend, blend)]
+    for dataset in outer:
+        with pytest.raises(ValueError, match=text):
+            get_savable_loader(dataset)
+    with pytest.raises(ValueError, match=text):
+        blend.cursor(Stream(1, 2))
+
+
+def test_a_blend_by_tokens_whose_weight_ends_at_0_cannot_wait_for_all(folder: Path) -> None:
     sources = [load_factory(folder, name=name, worker_config=CONFIG).build() for name in "ab"]
-    schedule = Schedule("linear", ((0, 1), (5, 0)))
-    blend = BlendDataset((sources[0], 1.0), (sources[1], schedule), until="all_once")
-    with pytest.raises(ValueError, match="weight of b stays 0 before it has ended once"):
-        len(blend)
+    lengths = {name: np.full(NUM, 3) for name in "ab"}
+    with pytest.raises(ValueError, match="until='all_once': the weight of b stays 0 before"):
+        TokenBlendDataset(
+            *zip(sources, (1.0, FADING), strict=True), until="all_once", lengths=lengths
+        )
+
+
+@pytest.mark.parametrize("until", ["first", "all_once"])
+def test_a_blend_whose_weights_come_back_ends(folder: Path, until: str) -> None:
+    sources = [load_factory(folder, name=name, worker_config=CONFIG).build() for name in "ab"]
     schedule = Schedule("linear", ((0, 1), (5, 0), (2_000, 0), (2_001, 1)))
-    blend = BlendDataset((sources[0], 1.0), (sources[1], schedule), until="all_once")
-    assert len(blend) == sum(1 for _ in StreamRun(blend, Stream(0, 1)))
+    blend = BlendDataset((sources[0], 1.0), (sources[1], schedule), until=until)
+    assert len(blend) == len(list(get_savable_loader(blend)))
+
+
+def test_blends_that_wait_for_all_nest_for_pass_after_pass(folder: Path) -> None:
+    sources = [load_factory(folder, name=name, worker_config=CONFIG).build() for name in "abcd"]
+    blend: Any = sources[0]
+    for source in sources[1:]:
+        blend = BlendDataset((blend, 1.0), (source, 1.0), until="all_once")
+    orders = set[Any]()
+    for number in (0, 1, 2, 70_000):
+        rounds = defaultdict[Any, list[int]](list)
+        for stream in range(2):
+            for sample in StreamRun(blend, Stream(stream, 2, number)):
+                source, epoch, index, _ = sample.__restore_key__
+                rounds[source, epoch].append(index)
+        whole = [
+            (source, tuple(found)) for (source, _), found in rounds.items() if len(found) == NUM
+        ]
+        assert {source for source, _ in whole} == set("abcd")
+        assert all(sorted(found) == [*range(NUM)] for _, found in whole)
+        assert not orders & set(whole)
+        orders |= set(whole)
 
 
 def test_a_blend_whose_weights_end_is_read_nearly_up_to_there(folder: Path) -> None:
