@@ -10,11 +10,11 @@ Axes: P packs, S steps, K ranks.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from math import inf
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -135,7 +135,7 @@ def global_window(
     size = window_steps * num_ranks
     num_whole, num_windows = len(packs) // size, -(-len(packs) // size)
     per_window = -(-(window_steps + num_ranks) // 4) * 4  # whole blocks of Philox
-    key = key_of("balance.global_window", operator.index(seed))
+    key = key_of("balance.global_window", at_least("seed", seed, -inf))
     words = random_words(key, epoch, size=num_windows * per_window).reshape(-1, per_window)
     whole = packs[: num_whole * size].reshape(num_whole, size)
     steps = [_cut(costs, whole, num_ranks, words[:num_whole])]
@@ -239,7 +239,7 @@ def quantile_sync(costs_W: npt.ArrayLike, window: int, seed: int, window_number:
         raise ValueError(
             f"{len(costs):,} packs are more than a window of {window:,}. Give one window at a time."
         )
-    key = key_of("balance.quantile_sync", operator.index(seed))
+    key = key_of("balance.quantile_sync", at_least("seed", seed, -inf))
     places = Permutation(window, key, window_number)(np.arange(len(costs)))
     # The first of places 5, 0, 3 is the highest: it gets the dearest pack.
     order: Int64Array = np.argsort(costs, kind="stable")[np.argsort(np.argsort(places))]

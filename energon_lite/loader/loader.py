@@ -217,8 +217,12 @@ class SavableDataLoader(Described, DataLoader[T]):
 
         Args:
             epoch: as a trainer counts them.
+
+        Raises:
+            TypeError: `epoch` is not an integer.
+            ValueError: `epoch` is negative.
         """
-        self._run.seek.epoch = epoch
+        self._run.seek.epoch = at_least("epoch", epoch, 0)
 
     def skip_first_batches(self, num_batches: int) -> None:
         """Begins the next `iter` after `num_batches` of its epoch; they are computed, not yielded.
@@ -227,8 +231,12 @@ class SavableDataLoader(Described, DataLoader[T]):
 
         Args:
             num_batches: batches of this rank.
+
+        Raises:
+            TypeError: `num_batches` is not an integer.
+            ValueError: `num_batches` is negative.
         """
-        self._run.seek.batch = num_batches
+        self._run.seek.batch = at_least("num_batches", num_batches, 0)
 
     def shutdown(self) -> None:
         """Ends the worker processes; the position stays, and the next `iter` starts others."""

@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,6 +79,29 @@ def test_restored_loader_stays_where_its_state_is(data: st.DataObject, texts: Pa
     if rest:  # else both stand at the end of a pass, and the next `iter` begins another
         assert [keys_of(batch) for batch in loader] == rest
     assert [keys_of(batch) for batch in loader] == [keys_of(batch) for batch in unbroken]
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "words"),
+    [
+        ("1", TypeError, "='1' must be an integer"),
+        (1.0, TypeError, "=1.0 must be an integer"),
+        (None, TypeError, "=None must be an integer"),
+        (True, TypeError, "=True must be an integer"),
+        (-1, ValueError, "=-1 must be at least 0"),
+    ],
+)
+def test_what_is_no_epoch_is_refused(texts: Path, number: Any, error: Any, words: str) -> None:
+    loader = loader_of(texts, repeat=False)
+    for go, name in (
+        (loader.set_epoch, "epoch"),
+        (loader.sampler.set_epoch, "epoch"),  # type: ignore[attr-defined]
+        (loader.skip_first_batches, "num_batches"),
+    ):
+        with pytest.raises(error, match=f"{name}{words}"):
+            go(number)
+    loader.set_epoch(np.int64(0))  # type: ignore[arg-type]
+    assert len(list(loader)) == len(loader)
 
 
 def test_epochs_that_a_trainer_counts_aloud_change_nothing(texts: Path) -> None:

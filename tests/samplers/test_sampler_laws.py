@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -341,6 +342,29 @@ def test_lengths_may_be_a_tensor_or_a_list_or_small_integers(kind: str) -> None:
         assert list(KINDS[kind](lengths)) == expected
 
 
+INTEGERS: dict[str, dict[str, Any]] = {
+    "multipack": {"batch_size": 2, "max_samples": 3, "align": 2, "capacity": 4096},
+    "tokens": {"max_tokens": 8192, "window": 30, "align": 2},
+    "modality": {"global_batch_size": 8, "batch_size": 4, "window": 3},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("integer", [np.int64, np.int16])
+def test_integers_of_numpy_are_integers(kind: str, integer: Any) -> None:
+    first = {"modality_lengths": PAIRS} if kind == "modality" else {"lengths": LENGTHS}
+    settings = INTEGERS[kind] | {"seed": 5, "rank": 0, "world_size": 2}
+    numpy = {name: integer(value) for name, value in settings.items()}
+    samplers = [CLASSES[kind](**first, **numbers) for numbers in (settings, numpy)]
+    for epoch, sampler in zip((3, integer(3)), samplers, strict=True):
+        sampler.set_epoch(epoch)
+    assert list(samplers[0]) == list(samplers[1])
+    assert len({json.dumps(sampler.state_dict()) for sampler in samplers}) == 1
+    for epoch in ("1", 1.0, None, True):
+        with pytest.raises(TypeError, match=f"epoch={epoch!r} must be an integer"):
+            samplers[0].set_epoch(epoch)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_rank_comes_from_torch_distributed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     distributed(monkeypatch, rank=1, world_size=4)
@@ -398,6 +422,11 @@ WRONG: list[tuple[tuple[str, ...], dict[str, Any], type[Exception], str]] = [
     (ALL, {"lengths": np.ones((2, 3), int), "groups": [1, 1]}, ValueError, r"shape \(N,\)"),
     (ALL, {"lengths": [1, -1]}, ValueError, "Sample 1 has length -1, below"),
     (ALL, {"seed": "x"}, TypeError, "seed='x' must be an integer"),
+    (ALL, {"seed": 1.0}, TypeError, "seed=1.0 must be an integer"),
+    (ALL, {"rank": "0"}, TypeError, "rank='0' must be an integer"),
+    (ALL, {"rank": 0.0}, TypeError, "rank=0.0 must be an integer"),
+    (ALL, {"world_size": 1.0}, TypeError, "world_size=1.0 must be an integer"),
+    (("multipack",), {"bin_size": 2.5}, TypeError, "bin_size=2.5 must be an integer"),
     (ALL, {"batch_size": 0}, ValueError, "batch_size=0 must be at least 1"),
     (ALL, {"end": "cut"}, ValueError, "end='cut' is not one of"),
     (ALL, {"rank": None}, TypeError, "rank=None and .*=1: pass both"),

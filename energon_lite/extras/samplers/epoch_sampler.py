@@ -9,7 +9,6 @@ Axes: N samples, P lists, R ranks, T rows, S steps.
 from __future__ import annotations
 
 import inspect
-import sys
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from hashlib import blake2b
 from itertools import chain
+from math import inf
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -48,8 +48,6 @@ F = TypeVar("F", bound=Callable[..., None])
 Overlong = Literal["error", "drop", "alone"]
 End = Literal["split", "pad", "drop"]
 
-# An integer of any value.
-ANY = -sys.maxsize
 # The counts of a state, each with its lowest and highest value.
 _COUNTS = {
     "epoch": (0, MAX_COUNT),
@@ -70,7 +68,7 @@ class EpochSettings(LengthRules):
             lists from the start of the epoch; "drop" drops some.
     """
 
-    seed: int = field(default=0, metadata={"least": ANY})
+    seed: int = field(default=0, metadata={"least": -inf})
     shuffle: bool = True
     end: End = "split"
 
@@ -204,11 +202,13 @@ class EpochBatchSampler(BatchSampler):
         """
         if (rank is None) != (world_size is None):
             raise TypeError(f"rank={rank} and {name}={world_size}: pass both, or none.")
-        self._is_placed = world_size is not None and world_size > 1
         # Then they are those of torch.distributed, which may be initialised later.
         self._is_assumed = rank is None and not self._has_order
-        self.rank, self.world_size = rank or 0, 1 if world_size is None else world_size
-        WorkerConfig(rank=self.rank, world_size=self.world_size, num_workers=0)  # checks both
+        world_size = at_least(name, 1 if world_size is None else world_size, -inf)
+        rank = 0 if rank is None else rank
+        config = WorkerConfig(rank=rank, world_size=world_size, num_workers=0)
+        self.rank, self.world_size = config.rank, config.world_size  # both checked
+        self._is_placed = self.world_size > 1
         check_seeded(self._unseeded, self.world_size)
         if self._is_assumed:
             with suppress(ValueError):  # `_ranks` raises it, if there is no process group by then
@@ -478,7 +478,7 @@ class EpochBatchSampler(BatchSampler):
         iteration = self._iteration or self._begin()
         num_batches = iteration.num_batches
         if batches_given is not None:
-            num_batches = at_least("batches_given", batches_given, ANY)
+            num_batches = at_least("batches_given", batches_given, -inf)
         if not 0 <= num_batches <= iteration.max_batches:
             raise ValueError(
                 f"batches_given={num_batches} is not in 0..{iteration.max_batches}, the batches of "
@@ -602,7 +602,7 @@ def either(name: str, value: Any, other_name: str, other: Any) -> Any:
     """Returns an argument that has two names."""
     if value is not None and other is not None:
         raise TypeError(f"{name}={value} and {other_name}={other} mean the same; pass one.")
-    return other if value is None else value
+    return value if other is None else at_least(other_name, other, -inf)
 
 
 def as_lengths(lengths: npt.ArrayLike, least: int = 1, num_resources: int = 1) -> Int64Array:

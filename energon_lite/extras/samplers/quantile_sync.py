@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,8 @@ class QuantileSync:
     """
 
     def __init__(self, window: int, seed: int) -> None:
-        self._settings = {"window": at_least("window", window, 1), "seed": operator.index(seed)}
+        window, seed = at_least("window", window, 1), at_least("seed", seed, -inf)
+        self._settings = {"window": window, "seed": seed}
         self._order = BalancedOrder(**self._settings)
         self.num_added = 0
 
