@@ -23,7 +23,7 @@ from torch.utils.data import get_worker_info
 from energon_lite.core.arrays import UInt8Array, keep_freed_memory
 from energon_lite.core.errors import did_you_mean
 from energon_lite.decoding.image_size import ImageSize, reduction, resized
-from energon_lite.decoding.part_formats import MAX_DECODED_BYTES, TooLargeError, check_size
+from energon_lite.decoding.part_formats import MAX_DECODED_BYTES, RefusedPartError, check_size
 from energon_lite.decoding.planes import write_planes
 
 logger = logging.getLogger(__name__)
@@ -217,7 +217,7 @@ class _ImageDecoder:
             pixels = turbo.decode_jpeg(
                 raw, colors, min_width=reduced[0], min_height=reduced[1], min_factor=factor
             )
-        except TooLargeError:
+        except RefusedPartError:
             raise
         except ValueError:  # Pillow tolerates more, such as bytes between two markers
             return None
@@ -272,7 +272,7 @@ def _open_image(raw: bytes) -> Any:
         return pillow.open(io.BytesIO(raw), formats=_all_formats() if name is None else (name,))
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
         text = "if the data are right, raise PIL.Image.MAX_IMAGE_PIXELS"
-        raise TooLargeError(f"is refused by Pillow ({error}); {text}") from None
+        raise RefusedPartError(f"is refused by Pillow ({error}); {text}") from None
 
 
 def _image(pixels: UInt8Array, info: dict[str, Any]) -> Any:
@@ -284,12 +284,25 @@ def _image(pixels: UInt8Array, info: dict[str, Any]) -> Any:
 
 def _unify(image: Any) -> Any:
     """Makes images of the modes that Pillow converts badly into ones that it converts well."""
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        # Pillow would cut 16-bit values off at 255, so that nearly all is white; the upper byte
-        # is what it takes of 16-bit colours.
-        return _pillow().fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode == "F" or image.mode.startswith("I"):
+        return _pillow().fromarray(_eight_bits(image))
     if image.mode == "LAB":
         return image.convert("RGB")  # the only conversion that Pillow has
     if image.mode == "P" and "transparency" in image.info:
         return image.convert("RGBA")  # straight to RGB: the same colours, and a warning
     return image
+
+
+def _eight_bits(image: Any) -> UInt8Array:
+    """Returns grey values of 16 bits or floats as bytes, where Pillow would cut them off at 255."""
+    values, is_float = np.asarray(image), image.mode == "F"
+    low, high = values.min(), values.max()
+    if is_float and 0 <= low <= high <= 255:  # from 0 to 1, or as Pillow converts to floats
+        return (values * 255 + 0.5 if high <= 1 else values).astype(np.uint8)
+    # TIFFs of 32 bits declare no range; a picture that is dark for 16 bits may have 8.
+    is_known = image.mode != "I" or image.format in ("PNG", "PPM")
+    if is_float or not (is_known or (low == high == 0) or (low >= 0 and 256 <= high < 1 << 16)):
+        text = f"has grey values from {low:g} to {high:g} of 32 bits, whose white is unknown"
+        raise RefusedPartError(f"{text}; store it with 8 or 16 bits, or as floats from 0 to 1")
+    # The upper byte is what Pillow takes of 16-bit colours.
+    return (values >> 8).astype(np.uint8)

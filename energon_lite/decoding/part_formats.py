@@ -39,18 +39,21 @@ _GZIP_CHUNK = 1 << 14
 _NOT_HEADS = bytes(set(range(256)) - set(range(0x80, 0xA0)) - set(range(0xDC, 0xE0)))
 
 
-class TooLargeError(DecodingError):
-    """A part would be larger decoded than `SampleDecoder(max_bytes=...)`, or Pillow, allows."""
+class RefusedPartError(DecodingError):
+    """A part is whole, but has a range that is unknown, or is too large decoded.
+
+    Its size is limited by `SampleDecoder(max_bytes=...)`, and by Pillow.
+    """
 
 
 def check_size(num_bytes: int, max_bytes: int, what: str) -> None:
     """Compares a size that is declared.
 
     Raises:
-        TooLargeError: It is above the limit.
+        RefusedPartError: It is above the limit.
     """
     if num_bytes > max_bytes:
-        raise TooLargeError(
+        raise RefusedPartError(
             f"would take {num_bytes:,} bytes or more when decoded ({what}), where "
             f"SampleDecoder(max_bytes=...) allows {max_bytes:,}; raise it if the data are right"
         )

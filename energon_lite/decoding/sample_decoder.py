@@ -286,7 +286,7 @@ def _guarded(
             return decode(raw)
         except ImportError:  # not the fault of the sample
             raise
-        except part_formats.TooLargeError as error:
+        except part_formats.RefusedPartError as error:
             raise DecodingError(f"part {part!r} of {len(raw):,} bytes {error}") from error
         # A recursion or an allocation that the content causes is the fault of the sample, too.
         except Exception as error:

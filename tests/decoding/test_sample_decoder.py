@@ -189,6 +189,42 @@ def test_16_bit_grey_keeps_its_upper_byte_instead_of_turning_white(part: str) ->
         np.testing.assert_array_equal(channel.numpy(), expected)
 
 
+RAMP = np.linspace(0, 1, 20 * 30, dtype=np.float32).reshape(20, 30)
+
+
+@pytest.mark.parametrize("spec", IMAGE_MODES)
+@pytest.mark.parametrize(
+    "pixels", [RAMP, RAMP * 255, (RAMP * 65535).astype(np.int32), (RAMP * 65535).astype(np.uint16)]
+)
+def test_grey_of_any_depth_keeps_its_picture(spec: str, pixels: Any) -> None:
+    raw = encoded(Image.fromarray(pixels), "TIFF")
+    found = arrays(SampleDecoder(image_decode=spec).decode("tif", raw))
+    mode = IMAGE_MODES[spec]
+    if mode.kind == "torch" and found.ndim == 3:
+        found = np.moveaxis(found, 0, 2)
+    values = found.reshape(*RAMP.shape, -1)[..., 0] / (1 if mode.is_float else 255)
+    assert np.abs(values - RAMP).max() < 1 / 128
+
+
+@pytest.mark.parametrize(
+    ("pixels", "words"),
+    [
+        (RAMP * 300, "from 0 to 300"),
+        (RAMP - 0.5, "from -0.5 to 0.5"),
+        (RAMP * np.nan, "from nan to nan"),
+        ((RAMP * 255).astype(np.int32), "from 0 to 255"),
+        ((RAMP * 70_000).astype(np.int32), "from 0 to 70000"),
+        ((RAMP * 70_000).astype(np.int32) - 9, "from -9 to 69991"),
+    ],
+)
+@pytest.mark.parametrize("spec", ["torchl", "pil", "rgb8"])
+def test_grey_of_an_unknown_range_is_refused(spec: str, pixels: Any, words: str) -> None:
+    raw = encoded(Image.fromarray(pixels), "TIFF")
+    text = rf"part 'tif' of [\d,]+ bytes has grey values {words} of 32 bits, .* store it with 8"
+    with pytest.raises(DecodingError, match=text):
+        SampleDecoder(image_decode=spec).decode("tif", raw)
+
+
 def test_float_images_do_not_depend_on_torchs_default_type() -> None:
     raw = encoded(picture("RGB"))
     before = torch.get_default_dtype()
