@@ -57,8 +57,9 @@ class Stream:
     """One of the deterministic sequences that a run consists of.
 
     `pass_index` numbers the passes over finite training data, so that each has another order.
-    `share` is the part of the stream's draws that a dataset inside a blend gets: a hint on how far
-    to read ahead, on which no content depends. `is_measured` is set where a stage above counts the
+    `share` is the part of the stream's draws that a dataset inside a blend gets, and `num_beside`
+    how many streams the process computes: hints on how far to read ahead, on which no content
+    depends. `is_measured` is set where a stage above counts the
     tokens of samples, so that no stage below does.
     """
 
@@ -67,6 +68,7 @@ class Stream:
     pass_index: int = 0
     share: float = 1.0
     is_measured: bool = False
+    num_beside: int = 1
 
     def part(self, mean: float) -> int:
         """Returns its part where all streams, of about `mean` each, are rounded up together."""

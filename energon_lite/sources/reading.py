@@ -79,15 +79,18 @@ class _Part:
     sec_per_row = 0.0
     is_well = False
 
-    def __init__(self, spec: Any, blocks: Iterator[Block]) -> None:
+    def __init__(self, spec: Any, blocks: Iterator[Block], num_left: int = 0) -> None:
         self.spec = spec
-        self._blocks = blocks
+        self._blocks, self._num_left = blocks, num_left
 
     def read_on(self) -> None:
         """Reads the next block, and decodes its samples if this can be done for all at once."""
         since = perf_counter()
         self.block = self.decoded = None  # keeps no bytes while it reads
         block = next(self._blocks)
+        self._num_left -= len(block.members)
+        if not self._num_left:
+            self._blocks = iter(())  # has a buffer for the next block
         decoded = self.spec.loader.together(block)
         if decoded:
             self.begin(decoded, since)
@@ -124,9 +127,9 @@ class ReadCursor(Cursor[T]):
         self.order = order
         self._stream = stream
         num_sources, mean = len(order.sources), max(1.0, order.mean_bytes)
-        most: float = _MOST_OF_ONE
+        most: float = _MOST_OF_ONE / stream.num_beside
         if num_sources > 1:
-            most = min(_MOST, max(_MOST_OF_ONE, _MOST_OF_EACH * num_sources))
+            most = min(_MOST, max(most, _MOST_OF_EACH * num_sources))
             most = min(most, _MOST_BYTES / mean) if order.kind else most
         self._size, self._largest = _FEWEST, max(_FEWEST, int(stream.share * most))
         bound = min(filter(None, [own.reader.ahead_bytes for own in order.sources]), default=0)
@@ -314,7 +317,7 @@ class ReadCursor(Cursor[T]):
         share = self._stream.share * len(indices) / num
         max_bytes = min(self._block_bytes, max(_LEAST_BYTES, int(share * _HELD_BYTES)))
         spec = self.order.sources[source]
-        return _Part(spec, spec.reader.blocks(indices, max_bytes))
+        return _Part(spec, spec.reader.blocks(indices, max_bytes), len(indices))
 
     def _decode(
         self, refs: Refs, wanted: _Wanted, found: list[tuple[_Wanted, DecodedBlock]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import tracemalloc
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from energon_lite import WorkerConfig, get_savable_loader
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
@@ -27,7 +29,7 @@ from energon_lite.stages.blend import BlendDataset
 from energon_lite.storage.local import CACHED_ONLY, LocalFile
 
 from ..conftest import write_tar
-from ..helpers import caption_set, prepared, text_set, through_json
+from ..helpers import caption_set, prepared, text_set, through_json, train
 
 TEXTS = st.sampled_from([b"", b"abc", b"abc", "zwölf".encode(), b"\xff\xfe", b"x" * 3000])
 # Of one source: the folder in the names of its samples, another part beside the text, and texts.
@@ -294,3 +296,17 @@ def test_an_epoch_of_one_shard_has_each_sample_once(tmp_path: Path, num: int) ->
         keys = [sample.__key__ for cursor in cursors for sample in cursor]
         assert len(keys) == num
         assert len(set(keys)) == num
+
+
+@pytest.mark.parametrize("num_streams", [1, 8, 32])
+def test_streams_of_a_process_share_what_is_read_ahead(tmp_path: Path, num_streams: int) -> None:
+    folder = text_set(tmp_path / "texts", 2000, num_shards=1)
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=num_streams)
+    batches = iter(get_savable_loader(train(folder, batch_size=16)(config)))
+    tracemalloc.start()
+    try:
+        for _ in islice(batches, 900):
+            pass
+        assert tracemalloc.get_traced_memory()[0] < 6 << 20
+    finally:
+        tracemalloc.stop()

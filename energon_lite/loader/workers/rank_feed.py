@@ -119,7 +119,8 @@ class RankFeed(Iterator[Delivery]):
         self._ended = set(ended)
         self._slots = due_slots(start, self._ended)
         self._runs: dict[int, StreamRun[Any] | None] = {}
-        own = (stream for stream in start.slots.streams() if stream not in self._ended)
+        own = [stream for stream in start.slots.streams() if stream not in self._ended]
+        self._num_own = max(1, len(own))
         self._shared = [stream for stream in own if start.slots.is_shared(stream)]
 
     def end(self) -> None:
@@ -175,7 +176,8 @@ class RankFeed(Iterator[Delivery]):
         return f"stream {run.stream.index}, batch {run.context.batch_index}" if run else "nothing"
 
     def _begun(self, index: int) -> StreamRun[Any]:
-        stream = Stream(index, self._start.slots.num_streams, self._start.pass_index)
+        num_streams, pass_index = self._start.slots.num_streams, self._start.pass_index
+        stream = Stream(index, num_streams, pass_index, num_beside=self._num_own)
         run = StreamRun(self._dataset, stream, self._max_skip_rate)
         run.context.cache_pool = self._cache_pool
         snapshot = self._start.streams.get(index, StreamStart()).snapshot
