@@ -10,24 +10,12 @@ from inspect import signature
 from typing import Any, TypeVar
 
 from energon_lite.core.errors import did_you_mean
+from energon_lite.names.energon_modules import import_name
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# The names that other libraries have for a setting -> where it is set here.
-_ELSEWHERE = {
-    "batch_size": "get_train_dataset(batch_size=n)",
-    "collate_fn": "the method `batch` of a task encoder (task_encoder=...)",
-    "drop_last": "batch_drop_last=True of get_train_dataset or get_val_dataset",
-    "limit": "get_val_dataset(limit=n), or in training virtual_epoch_length=n or subset=(0, n)",
-    "num_workers": "worker_config=WorkerConfig.default_worker_config(num_workers=n) of the dataset",
-    "prefetch_factor": "get_loader(prefetch_factor=n)",
-    "seed": "WorkerConfig(seed_offset=n)",
-    "shuffle": "get_train_dataset, which shuffles, with shuffle_buffer_size=n to shuffle more or "
-    "shuffle_over_epochs_multiplier=None for file order; get_val_dataset does not shuffle",
-    "transform": "the method `encode_sample` of a task encoder (task_encoder=...)",
-    **dict.fromkeys(("rank", "world_size"), "WorkerConfig(rank=..., world_size=..., ...)"),
-    **dict.fromkeys(("epochs", "max_epochs", "num_epochs"), "get_train_dataset(repeat=n)"),
-}
+# Imported on first use.
+_HABITS = "energon_lite.extras.trainers.habits"
 
 
 def at_least(name: str, value: Any, least: float = 1, also: str = "") -> int:
@@ -54,16 +42,9 @@ def at_least(name: str, value: Any, least: float = 1, also: str = "") -> int:
     return number
 
 
-def unknown_argument(text: str, name: str, otherwise: str) -> TypeError:
-    """Returns the error for an argument that a function does not have.
-
-    Args:
-        text: the start of the message.
-        name: of the argument.
-        otherwise: the end of the message, if no other function has the argument.
-    """
-    where = f": use {_ELSEWHERE[name]}" if name in _ELSEWHERE else otherwise
-    return TypeError(f"{text} {name!r}{where}")
+def named_elsewhere(text: str, name: str, otherwise: str = "") -> str:
+    """Returns the message for a name of other libraries; see there."""
+    return str(import_name(_HABITS, "named_elsewhere")(text, name, otherwise))
 
 
 def hinting(call: F) -> F:
@@ -80,12 +61,11 @@ def hinting(call: F) -> F:
         for name in settings:
             if name not in known:
                 hint = did_you_mean(name, [*known][1:])
-                raise unknown_argument(f"{owner} has no argument", name, f".{hint}")
+                raise TypeError(named_elsewhere(f"{owner} has no argument", name, f".{hint}"))
         if len(values) > len(places):
-            named = [p.name for p in known.values() if p.default is p.empty and p.name != "self"]
             raise TypeError(
-                f"{owner}: {values[len(places)]!r:.40} needs the name of its argument, as in "
-                f"{owner}({', '.join(f'{name}=...' for name in named)})"
+                f"{owner}: {values[len(places)]!r:.40} needs the name of its argument, such as "
+                f"{', '.join(name for name in known if name not in places)}"
             )
         return call(*values, **settings)
 

@@ -12,12 +12,14 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from torch.utils.data import IterableDataset, get_worker_info
+import torch
+from torch.utils.data import IterableDataset
 from typing_extensions import Self
 
+from energon_lite.core.arguments import named_elsewhere
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.global_generators import GENERATORS_DRAWN, StreamGenerators
 from energon_lite.core.sample_columns import Columns, joined_samples, samples_of
@@ -26,6 +28,9 @@ from energon_lite.core.stream_context import DEFAULT_MAX_SKIP_RATE, StreamContex
 from energon_lite.core.topology import Stream, WorkerConfig, count_rank_items, current
 from energon_lite.core.user_function import UserFunction
 from energon_lite.names.energon_modules import Described, LazyFunction
+
+# Methods of other datasets, which may be looked for here.
+_METHODS = ("filter", "map", "select", "shuffle", "take", "train_test_split")
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -320,6 +325,7 @@ class SavableDataset(Described, IterableDataset[T_co], ABC):
         return [pair for child in self.children for pair in child.planned_by()]
 
     _refuse_loader = LazyFunction("energon_lite.extras.trainers.torch_loaders:refuse_loader")
+    _check_caller = LazyFunction("energon_lite.extras.trainers.torch_loaders:check_caller")
 
     @property
     def functions(self) -> tuple[UserFunction, ...]:
@@ -345,6 +351,14 @@ class SavableDataset(Described, IterableDataset[T_co], ABC):
         num_streams = self.worker_config.default_num_streams if self.worker_config else 1
         return sum(self.num_samples(Stream(index, num_streams)) for index in range(num_streams))
 
+    if not TYPE_CHECKING:  # else all attributes would be known
+        __getitem__ = LazyFunction("energon_lite.extras.trainers.habits:refuse_index")
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _METHODS:
+                raise AttributeError(named_elsewhere("a dataset has no", name))
+            return self.__getattribute__(name)
+
     def __iter__(self) -> Iterator[T_co]:
         """Iterates the whole dataset as one stream, without a loader.
 
@@ -354,11 +368,7 @@ class SavableDataset(Described, IterableDataset[T_co], ABC):
             RuntimeError: Several worker processes of a `torch.utils.data.DataLoader` do so, or one
                 makes batches of batches.
         """
-        # In a DataLoader with a batch_size, the object that makes its batches iterates.
-        worker, caller = get_worker_info(), sys._getframe(1).f_locals.get("self")
-        if worker is not None and worker.dataset is self and worker.num_workers > 1:
-            self._refuse_loader(worker.num_workers)
-        return _WholePass(self, getattr(caller, "auto_collation", False))
+        return _WholePass(self, self._check_caller(self, sys._getframe(1)))
 
 
 AnyDataset = SavableDataset[Any]
@@ -517,12 +527,20 @@ def _called_in(context: StreamContext, function: Callable[[Any], T], argument: o
     # No manager of contexts sets it: a signal handler that raises in one leaves it set.
     before, current.context = current.context, context
     try:
+        if torch._C._len_torch_function_stack():  # as torch.set_default_device leaves it
+            function = partial(_on_cpu, function)
         if context.generators is None:
             return function(argument)
         with context.generators.turn, context.generators:
             return function(argument)
     finally:
         current.context = before
+
+
+def _on_cpu(function: Callable[[Any], T], argument: object) -> T:
+    """Calls a function whose tensors are on the CPU, whatever the default device is."""
+    with torch.device("cpu"):
+        return function(argument)
 
 
 class _WholePass(Iterator[T]):

@@ -102,11 +102,11 @@ class RowWeightsMixin:
         object.__delattr__(self, name)
 
 
-def _tensor_device(value: Any) -> torch.device | None:
-    """Returns the device of the first tensor among the fields; None without any."""
+def _tensor_device(value: Any) -> torch.device | str:
+    """Returns the device of the first tensor among the fields; the CPU without any."""
     names = [name for name in type(value).__dataclass_fields__ if name not in SERVICE_FIELDS]
     parts = (object.__getattribute__(value, name) for name in names if has_own(value, name))
-    return next((part.device for part in parts if isinstance(part, torch.Tensor)), None)
+    return next((part.device for part in parts if isinstance(part, torch.Tensor)), "cpu")
 
 
 def _make_rest(value: Any) -> None:

@@ -46,7 +46,7 @@ def mark_valid(item: Any) -> bool:
     fields = _fields(item)
     if fields is None or VALID in fields or hasattr(type(item), VALID):
         return False
-    _set(item, VALID, torch.ones(_rows(fields), dtype=torch.bool))
+    _set(item, VALID, torch.ones(_rows(fields), dtype=torch.bool, device="cpu"))
     return True
 
 

@@ -273,6 +273,9 @@ class SavableDataLoader(Described, DataLoader[T]):
         """Ends the worker processes."""
         self.shutdown()
 
+    __getitem__ = LazyFunction("energon_lite.extras.trainers.habits:refuse_batch_index")
+    __reduce_ex__ = LazyFunction("energon_lite.extras.trainers.habits:refuse_copy")
+
     # Read by Accelerate; see accelerate_adapter.
 
     _teach_skipping = LazyFunction("energon_lite.extras.trainers.accelerate_adapter:teach_skipping")
@@ -437,7 +440,7 @@ class SavableDataLoader(Described, DataLoader[T]):
         if key[:1] == (PADDING,):
             item: T = as_padding(self.restore_sample(key[1]))
             return item
-        with replaying() as context:
+        with replaying() as context, torch.device("cpu"):
             before, context.cache_pool = context.cache_pool, self.cache_pool
             try:
                 return self._run.dataset.restore_sample(key)

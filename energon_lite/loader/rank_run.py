@@ -19,6 +19,7 @@ from energon_lite.core.state import Snapshot, checksum, digest
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
 from energon_lite.loader.count_table import weights_in
 from energon_lite.loader.ends import EvenPass, PassEnds
+from energon_lite.loader.own_generators import warn_of_own_generators
 from energon_lite.loader.resume import (
     LoaderPosition,
     check_steps,
@@ -71,6 +72,8 @@ class RankRun(Generic[T]):
         check_steps(dataset, slots)
         dataset.check_end(Stream(0, slots.num_streams))
         announce(dataset, slots, config.node_groups)
+        if config.rank == 0:
+            warn_of_own_generators(dataset)
         self.dataset = dataset
         settings_of_all = dataset.config()
         self.config = compressed(settings_of_all), digest(settings_of_all), settings_of_all
@@ -134,14 +137,13 @@ class RankRun(Generic[T]):
         An earlier iterator of data that end is refused from then on: both would share one epoch.
         """
         self._whole(self._begin, self.seek)
-        self._newest_iterator = own = object()
-        is_shared = self.dataset.endless and self.dataset.pass_length is None
+        has_end = not self.dataset.endless or self.dataset.pass_length is not None
+        self._newest_iterator = own = object() if has_end else None
 
-        def advance(has_yielded: bool) -> Delivery | None:
-            if self._newest_iterator is not own and not is_shared:
+        def advance(has_yielded: bool) -> Any:
+            if self._newest_iterator is not own:
                 raise RuntimeError(_TWO_ITERATORS)
-            delivery: Delivery | None = self._whole(self._advance, has_yielded)
-            return delivery
+            return self._whole(self._advance, has_yielded)
 
         yield from self._batches(advance)
 

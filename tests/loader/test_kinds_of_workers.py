@@ -322,11 +322,13 @@ def test_number_of_streams_stays_with_other_workers(texts) -> None:
     run.loaders[0].use_workers(1)
     found.update(run.slots(15))
     assert_same(found, whole)
-    for number in (0, -1):
-        with pytest.raises(ValueError, match=rf"use_workers\({number}\) with num_workers=1 now"):
+    for number, words in ((0, r"use_workers\(0\) with num_workers=1 now"), (-1, "workers=-1 must")):
+        with pytest.raises(ValueError, match=words):
             run.loaders[0].use_workers(number)
     for value in ("4", True, 2.5, None):
-        with pytest.raises(TypeError, match=rf"workers={value!r} is neither RayWorkers"):
+        with pytest.raises(
+            TypeError, match=rf"workers={value!r} must be an integer, or RayWorkers"
+        ):
             run.loaders[0].use_workers(value)
     with pytest.raises(ValueError, match="to change from or to none"):
         Ranks(make, 1).loaders[0].use_workers(2)

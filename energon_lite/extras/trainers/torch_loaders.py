@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+import sys
+from types import FrameType
+from typing import Any, NoReturn
+
+from torch.utils.data import get_worker_info
+
+from energon_lite.storage.files import warn_once
+
+# The modules of loaders and trainers that iterate a dataset as it is.
+_TRAINERS = ("torch.", "lightning.", "pytorch_lightning.", "accelerate.")
 
 _OWN_LOADER = (
     "Use energon_lite.get_savable_loader(dataset), which is a torch DataLoader, too, and has the "
@@ -26,3 +35,30 @@ def refuse_loader(num_copies: int) -> NoReturn:
     if num_copies:
         why = f"return the whole dataset in each of its {num_copies} worker processes"
     raise RuntimeError(f"This torch DataLoader, or that of a trainer, would {why}. {_OWN_LOADER}")
+
+
+def check_caller(dataset: Any, frame: FrameType) -> bool:
+    """Refuses or warns of torch loaders and trainers that iterate a dataset of ours themselves.
+
+    Args:
+        dataset: the dataset.
+        frame: of what iterates it.
+
+    Returns:
+        Whether what iterates it makes batches of its items.
+
+    Raises:
+        RuntimeError: Several worker processes iterate it.
+    """
+    worker = get_worker_info()
+    if worker is not None and worker.dataset is dataset and worker.num_workers > 1:
+        refuse_loader(worker.num_workers)
+    accelerator = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
+    is_of_trainer = str(frame.f_globals.get("__name__")).startswith(_TRAINERS)
+    if is_of_trainer or getattr(accelerator, "_shared_state", None):
+        warn_once(
+            "A trainer, or a torch DataLoader, iterates the dataset itself: each rank reads all "
+            f"samples, without workers, and no checkpoint has the position. {_OWN_LOADER}"
+        )
+    # In a DataLoader with a batch_size, the object that makes its batches iterates.
+    return bool(getattr(frame.f_locals.get("self"), "auto_collation", False))

@@ -91,7 +91,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
 
 
 def _sent_tensor(storage: Any, dtype: torch.dtype, place: Any) -> torch.Tensor:
-    return torch.empty(0, dtype=dtype).set_(storage, *place)
+    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, *place)
 
 
 def _sent_with(tensor: torch.Tensor, requires_grad: bool, attributes: Any) -> torch.Tensor:
@@ -104,7 +104,7 @@ def _reduce_storage(storage: torch.UntypedStorage) -> Any:
     if storage.device.type != "cpu" or size == 0:
         return reduce_storage(storage)  # type: ignore[no-untyped-call]
     # Also of memory that torch shares: it would fetch it from the process, which may have died.
-    content: Any = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    content: Any = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
     if size < _SMALL_BYTES:
         return _sent_storage, (bytearray(content.data),)
     return _sent_storage, (pickle.PickleBuffer(content),)

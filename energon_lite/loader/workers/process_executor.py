@@ -92,6 +92,11 @@ class ProcessExecutor(Executor):
             raise
 
     def _begin(self, job: Pass) -> None:
+        if multiprocessing.current_process().daemon:
+            raise RuntimeError(
+                "A daemonic process, such as one of multiprocessing.Pool, may not start worker "
+                "processes: use WorkerConfig(num_workers=0, ...) or worker_type='thread'"
+            )
         pairs = [socket.socketpair() for _ in range(2)]
         (data, _), (control, _) = pairs
         self._data, self._control = Channel(data), Channel(control)
