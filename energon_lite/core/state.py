@@ -368,6 +368,16 @@ def checksum(state: Mapping[str, Any]) -> str:
     return digest({**state, "config": None, "checksum": None})
 
 
+class _None:
+    """The value of a setting that is not there."""
+
+    def __repr__(self) -> str:
+        return "no such setting"
+
+
+_NONE = _None()
+
+
 def config_differences(saved: Any, here: Any, path: str = "") -> list[str]:
     """Lists, field by field, where a checkpoint's configuration differs from this pipeline's."""
     if isinstance(saved, dict) and isinstance(here, dict):
@@ -376,14 +386,9 @@ def config_differences(saved: Any, here: Any, path: str = "") -> list[str]:
         lead = f"{path}." if path else ""
         found = []
         for key in dict.fromkeys((*saved, *here)):
-            if key not in saved:
-                found.append(f"{lead}{key}: not in the checkpoint, here {here[key]!r}")
-            elif key not in here:
-                found.append(f"{lead}{key}: {saved[key]!r} in the checkpoint, not here")
-            else:
-                # Stages lie "of" one another; their settings have names of their own.
-                place = path if key == "of" else f"{lead}{key}"
-                found += config_differences(saved[key], here[key], place)
+            # Stages lie "of" one another; their settings have names of their own.
+            place = path if key == "of" else f"{lead}{key}"
+            found += config_differences(saved.get(key, _NONE), here.get(key, _NONE), place)
         return [f"{line} (source {name})" for line in found] if name else found
     if isinstance(saved, list) and isinstance(here, list) and len(saved) == len(here):
         return [

@@ -20,6 +20,7 @@ from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
 from energon_lite.loader.count_table import weights_in
 from energon_lite.loader.ends import EvenPass, PassEnds
 from energon_lite.loader.own_generators import warn_of_own_generators
+from energon_lite.loader.rank_store import compare_settings
 from energon_lite.loader.resume import (
     LoaderPosition,
     check_steps,
@@ -86,6 +87,7 @@ class RankRun(Generic[T]):
         self._ends = ends
         self._limit = FailureLimit(dataset, settings.max_pass_rate)
         self.seek = Seek()
+        self._is_compared = False
         self.looks_ahead = False
         self.is_last = False
         self._even: EvenPass | None = None
@@ -104,6 +106,7 @@ class RankRun(Generic[T]):
         self.stop_workers()
         announce(self.dataset, position.start.slots, self.worker_config.node_groups)
         self._set_position(position)
+        self._is_compared = False
         self.seek = Seek(is_restored=True, is_fresh=False)
         self.counter = Counter(
             self.dataset, self._weights, position.counted, position.before, self.num_run_items
@@ -169,6 +172,8 @@ class RankRun(Generic[T]):
     def _begin(self, seek: Seek) -> None:
         """Begins the next `iter`: the rest of the pass in training, a new pass in validation."""
         self.worker_config.nodes.check(self.position.start.slots.num_streams)
+        if not self._is_compared:
+            self._compare_ranks(seek)
         self.seek = Seek(is_fresh=False, offset=seek.offset)
         if self._ahead and self._ahead[0] is None:
             self._advance(True)  # the last `for` was left with the last batch, known to be it
@@ -182,6 +187,18 @@ class RankRun(Generic[T]):
             self._begin_pass()
         if self.dataset.training and (seek.epoch or seek.batch):
             self._discard(seek)
+
+    def _compare_ranks(self, seek: Seek) -> None:
+        """Compares with the other ranks what must be the same on all."""
+        settings = {
+            "num_streams": self.position.start.slots.num_streams, "end": self._ends.chosen(),
+            "set_epoch": seek.epoch or 0, "is_restored": seek.is_restored,
+            "limit or virtual_epoch_length": self.dataset.pass_length,
+            "sources": [*self._weights], "of": self.config[-1],
+        }  # fmt: skip
+        kind = "training" if self.dataset.training else "validation"
+        compare_settings(self.worker_config, kind, settings)
+        self._is_compared = True
 
     def _discard(self, seek: Seek) -> None:
         """Computes the batches that a trainer has had before, without yielding them."""

@@ -13,13 +13,14 @@ import math
 import time
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
 from energon_lite.core.errors import StateError
+from energon_lite.core.state import config_differences, digest
 from energon_lite.core.topology import WorkerConfig
 
 T = TypeVar("T")
@@ -50,6 +51,8 @@ _MAX_LOGGING = 8
 # Keys that a store is asked for at once, and missing ranks that a message names.
 _MAX_KEYS, _MAX_NAMED = 100, 20
 _NOTHING = "nothing"
+# Differences of settings that a message lists.
+_MAX_SHOWN = 3
 # How many passes were begun in this process, by pipeline; all ranks begin them in the same order.
 _num_passes: Counter[str] = Counter()
 
@@ -183,6 +186,7 @@ class StoreVotes:
 
     def __init__(self, store: Any, name: str, config: WorkerConfig, num_processes: int) -> None:
         self._store = dist.distributed_c10d.PrefixStore("energon_lite/votes", store)
+        self._settings = _settings_in(store)
         self._name = name
         self._rank, self._world_size = config.rank, config.world_size
         self._num_processes = num_processes
@@ -267,6 +271,7 @@ class StoreVotes:
             )
 
         def warn(waited_sec: float) -> None:
+            _check_difference(self._settings)
             if own not in self._kept[-1]:
                 self._kept[-1].append(own)
                 self._store.set(own, "")  # so that others do not miss it
@@ -278,6 +283,7 @@ class StoreVotes:
             self._limit_sec, self._num_processes, warn, min(QUIET_SEC, self._limit_sec / 4),
         )  # fmt: skip
         if not found:
+            _check_difference(self._settings)
             raise RuntimeError(
                 f"{message(self._limit_sec)} That is the timeout of the process group. Iterate on "
                 "all ranks, and break on all of them at the same step; or make the loader with "
@@ -301,6 +307,68 @@ def group_store(config: WorkerConfig) -> tuple[Any, int] | None:
     whole: Any = dist.group.WORLD
     store = dist.distributed_c10d._get_process_group_store(whole if group is None else group)
     return store, size
+
+
+def compare_settings(config: WorkerConfig, kind: str, settings: Mapping[str, Any]) -> None:
+    """Compares the settings of a loader with those of the rank that was the first to begin it.
+
+    It does not wait for ranks that have not begun. Ranks that have, and wait for this one later,
+    get its error then.
+
+    Args:
+        config: rank, world size and process group.
+        kind: loaders of one kind are begun in the same order on all ranks.
+        settings: as JSON.
+
+    Raises:
+        RuntimeError: They differ; names the settings.
+    """
+    shared = group_store(config)
+    if config.world_size == 1 or shared is None or shared[1] != config.world_size:
+        return  # the processes of the store may have loaders of their own
+    whole, rank, own = _settings_in(shared[0]), config.rank, digest(settings)
+    store = dist.distributed_c10d.PrefixStore(kind, whole)
+    number = store.add(f"{rank}/number", 1)
+    store.set(f"{own}/{rank}", str(number))
+    mark = store.compare_set(f"{number}/first", "", json.dumps([rank, own]))
+    first_rank, first = json.loads(mark)
+    if first_rank == rank:
+        _put(store, f"{number}/settings", _zipped([settings]))
+    elif first != own:
+        # It may have looked at a batch of another loader alone, and begin this one now.
+        of_first = f"{own}/{first_rank}"
+        ahead = _comes(
+            lambda: max(0, int(_look(store, of_first) or 0) - number),
+            QUIET_SEC, config.world_size,
+        )  # fmt: skip
+        if not ahead:
+            (theirs,) = json.loads(zlib.decompress(_read(store, f"{number}/settings")))
+            whole.set("difference", _settings_error(first_rank, theirs, rank, settings))
+            _check_difference(whole)
+        store.add(f"{rank}/number", ahead or 0)
+    if number > 1:
+        whole.delete_key("difference")  # this rank had other settings, and begins again
+
+
+def _settings_in(store: Any) -> Any:
+    return dist.distributed_c10d.PrefixStore("energon_lite/settings", store)
+
+
+def _check_difference(settings: Any) -> None:
+    """Raises the error of a rank that has found other settings than its own."""
+    if text := _look(settings, "difference"):
+        raise RuntimeError(text.decode())
+
+
+def _settings_error(first_rank: int, theirs: Any, rank: int, own: Any) -> str:
+    """Describes how the settings of two ranks differ."""
+    lines = "; ".join(config_differences(theirs, own)[:_MAX_SHOWN])
+    lines = lines.replace("Checkpoint has", f"rank {first_rank} has")
+    shown = lines.replace("this pipeline has", f"rank {rank} has")
+    return (
+        f"The ranks have different settings: {shown:.400}. Give all ranks of a run the same "
+        "settings and data (num_streams is by default world_size * num_workers)"
+    )
 
 
 class Exchange:
@@ -417,6 +485,7 @@ class _Round:
 
     def __init__(self, store: Any, what: str, rank: int, num_ranks: int, collector: int) -> None:
         self._store: Any = dist.distributed_c10d.PrefixStore("energon_lite/rounds", store)
+        self._settings = _settings_in(store)
         self._what, self._rank, self._num_ranks = what, rank, num_ranks
         self._collector = collector
         self._number = self._last_good = self._store.add("last good", 0)
@@ -455,9 +524,14 @@ class _Round:
         _delete(self._store, self._post)
 
     def warn(self, waited_sec: float) -> None:
-        missing = _ranks_of(self.missing())
-        text = "Rank %d has waited %.0f s in %s for ranks %s to call it, too."
-        logger.warning(text, self._rank, waited_sec, self._what, missing)
+        _check_difference(self._settings)
+        missing = self.missing()
+        what = (
+            f"ranks {_ranks_of(missing)} to call it, too" if missing else "the values of all ranks"
+        )
+        logger.warning(
+            "Rank %d has waited %.0f s in %s for %s.", self._rank, waited_sec, self._what, what
+        )
 
     def collect(self, is_shared: bool) -> bytes:
         """Reads what all ranks posted, and tries to decide that the round has succeeded.
@@ -473,7 +547,10 @@ class _Round:
         calls = {what: rank for rank, (what, *_) in enumerate(posted)}
         if len(calls) > 1:
             each = ", ".join(f"rank {rank} {what}" for what, rank in calls.items())
-            error = f"the ranks called different things at once, such as {each}"
+            error = (
+                f"the ranks called different things at once, such as {each}. Call it on all ranks "
+                "at the same step, with the same settings and data"
+            )
         if is_shared and not error:
             _put(self._store, f"{self._number}/all", values)
         self._decide(error, is_shared)

@@ -35,7 +35,6 @@ from energon_lite.core.state import (
     digest,
 )  # fmt: skip
 from energon_lite.core.topology import MAX_STREAMS, RankSlots, Stream, WorkerConfig
-from energon_lite.loader.comparison import Comparison
 from energon_lite.loader.count_table import CountTable, weights_in
 from energon_lite.loader.rank_store import MAX_STATES_BYTES
 from energon_lite.loader.workers.rank_feed import PassStart, StreamStart
@@ -422,43 +421,26 @@ def resume(
         if not checked:
             raise StateError("there is no state in the list; pass the states of all ranks")
         saved, here = checked[0]["config"], own[-1]
-        found = Comparison(saved, here)
-        _check_config(found, migrate)
+        found = migration = None
+        if saved != here:
+            compare = import_name("energon_lite.extras.migration.comparison:Comparison")
+            found = compare(saved, here)
+            found.check(migrate)
         _check_same(checked, "pipeline")
         fresh = StreamRun(dataset, Stream(0, checked[0]["num_streams"])).snapshot()
-        migration = None
-        if found.changes_draws:
+        if found and found.changes_draws:
             make = import_name("energon_lite.extras.migration.migration:Migration")
             migration = make(found, saved, here, fresh)
         position = _position(checked, config, dataset.endless, fresh, migration)
-        if found.changes_batches:
+        if found:
+            position.edits = found.edits + (migration.notes if migration else [])
+        if found and found.changes_batches:
             _check_batches(position)
-        position.edits = found.edits + (migration.notes if migration else [])
-        for form in dict.fromkeys(found.forms):
-            logger.warning("Resumed with pictures in another form: %s", form)
         check_steps(dataset, position.start.slots, StateError)
         return position
     except Exception as error:
         damage = as_damage(error, "the run")
         raise damage from (error if damage is not error else error.__cause__)
-
-
-def _check_config(found: Comparison, migrate: bool) -> None:
-    """Refuses differences that are more than edits of a blend, and edits if they are not allowed.
-
-    Raises:
-        StateError: With every difference.
-    """
-    if found.others or found.data:
-        lines = [*found.data, *found.others, *found.edits]
-        if found.others:
-            lines.append("Build the pipeline with the settings that it was saved with.")
-        raise StateError("\n".join(lines))
-    if found.edits and not migrate:
-        raise StateError(
-            "\n".join(found.edits) + "\nRestore with migrate=True, also an argument of "
-            "get_savable_loader, to resume with what changed; or build the pipeline as it was."
-        )
 
 
 def _position(

@@ -69,10 +69,10 @@ def test_differences_are_listed_by_path_and_source() -> None:
     here = {"size": 4, "new": 2, "of": {"name": "coco", "shuffle": 5, "parts": [{"a": 2}, 2]}}
     assert config_differences(saved, here) == [
         "Checkpoint has size=3 where this pipeline has 4",
-        "gone: 1 in the checkpoint, not here",
+        "Checkpoint has gone=1 where this pipeline has no such setting",
         "Checkpoint has shuffle=1 where this pipeline has 5 (source coco)",
         "Checkpoint has parts[0].a=1 where this pipeline has 2 (source coco)",
-        "new: not in the checkpoint, here 2",
+        "Checkpoint has new=no such setting where this pipeline has 2",
     ]
 
 

@@ -248,6 +248,18 @@ def test_few_of_thousands_of_missing_ranks_are_named() -> None:
     assert len(str(error.value)) < 400
 
 
+def test_wait_for_values_names_no_missing_ranks(caplog) -> None:
+    crowd = Crowd(3)
+    crowd.post(range(2))
+    crowd.rounds[0].warn(10.0)
+    crowd.post(range(2, 3))
+    crowd.rounds[0].warn(20.0)
+    waits = [record.getMessage() for record in caplog.records]
+    assert "has waited 10 s" in waits[0]
+    assert "for ranks [2] to call it, too." in waits[0]
+    assert waits[1].endswith("for the values of all ranks.")
+
+
 @pytest.mark.parametrize("world_size", [8, 1024, 100_000])
 def test_waiting_ranks_ask_the_store_no_more_often_the_more_they_are(
     world_size, monkeypatch

@@ -22,9 +22,9 @@ from energon_lite.core.errors import StateError
 from energon_lite.core.state import FORMAT, STATE_KEY, VERSION, Snapshot, checksum, digest
 from energon_lite.extras.inspect.text import checkpoint_text
 from energon_lite.extras.migration.blend_positions import Blends, blends_in, by_name
+from energon_lite.extras.migration.comparison import Comparison
 from energon_lite.extras.prepare.choose_shards import files_below
 from energon_lite.extras.view.words import counted
-from energon_lite.loader.comparison import Comparison
 from energon_lite.loader.resume import counts_in, decompressed, states_of
 from energon_lite.storage import files
 
@@ -43,11 +43,7 @@ _COUNTS = {
     "pass": "pass", "items_in_pass": "batches of the pass", "failed": "failed samples",
     "count": "batches since the topology last changed", "ended": "at the end of the pass",
 }  # fmt: skip
-_WORDS = {
-    "Checkpoint has": "A has", "where this pipeline has": "where B has",
-    "not in the checkpoint, here": "not in A, in B",
-    "in the checkpoint, not here": "in A, not in B",
-}  # fmt: skip
+_WORDS = {"Checkpoint has": "A has", "where this pipeline has": "where B has"}
 
 
 Progress = Callable[[str, int, int], None] | None

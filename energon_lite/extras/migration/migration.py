@@ -13,7 +13,7 @@ from energon_lite.core.errors import StateError
 from energon_lite.core.keys import leaves
 from energon_lite.core.state import Snapshot
 from energon_lite.extras.migration.blend_positions import back, blends_in, by_name
-from energon_lite.loader.comparison import BLENDS, Comparison, names_of
+from energon_lite.extras.migration.comparison import BLENDS, Comparison, names_of
 
 # The snapshots below a blend, by name; of a blend of one source, that of the source.
 _Named = dict[str, Snapshot]

@@ -5,12 +5,16 @@ Sources are known by their ids. Everything but the blend must be equal.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from typing import Any
 
+from energon_lite.core.errors import StateError
 from energon_lite.core.state import config_differences
 from energon_lite.loader.count_table import weights_in
+
+logger = logging.getLogger(__name__)
 
 # Undecoded pictures are no form: without decoding none is broken, so that other samples fail.
 _OF_FORM = re.compile(r"decoder\.image_decode='(?!bytes')\w+' where this pipeline has '(?!bytes')")
@@ -51,6 +55,25 @@ class Comparison:
         self.changes_draws = self.changes_batches = False
         if saved != here:
             self._compare(saved, here)
+
+    def check(self, migrate: bool) -> None:
+        """Refuses differences that are more than edits, and edits if they are not allowed.
+
+        Raises:
+            StateError: With every difference.
+        """
+        if self.others or self.data:
+            lines = [*self.data, *self.others, *self.edits]
+            if self.others:
+                lines.append("Build the pipeline with the settings that it was saved with.")
+            raise StateError("\n".join(lines))
+        if self.edits and not migrate:
+            raise StateError(
+                "\n".join(self.edits) + "\nRestore with migrate=True, also an argument of "
+                "get_savable_loader, to resume with what changed; or build the pipeline as it was."
+            )
+        for form in dict.fromkeys(self.forms):
+            logger.warning("Resumed with pictures in another form: %s", form)
 
     def _note(self, saved: Any, here: Any) -> None:
         for line in config_differences(saved, here):
