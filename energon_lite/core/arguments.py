@@ -14,8 +14,8 @@ from energon_lite.names.energon_modules import import_name
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Imported on first use.
-_HABITS = "energon_lite.extras.trainers.habits"
+# Returns the message for a name that other libraries have; imported on first use.
+ELSEWHERE = "energon_lite.extras.trainers.habits:named_elsewhere"
 
 
 def at_least(name: str, value: Any, least: float = 1, also: str = "") -> int:
@@ -42,11 +42,6 @@ def at_least(name: str, value: Any, least: float = 1, also: str = "") -> int:
     return number
 
 
-def named_elsewhere(text: str, name: str, otherwise: str = "") -> str:
-    """Returns the message for a name of other libraries; see there."""
-    return str(import_name(_HABITS, "named_elsewhere")(text, name, otherwise))
-
-
 def hinting(call: F) -> F:
     """Makes a function, or the `__init__` of a class, name the right argument for a wrong one."""
     if isinstance(call, type):
@@ -60,8 +55,8 @@ def hinting(call: F) -> F:
     def checked(*values: Any, **settings: Any) -> Any:
         for name in settings:
             if name not in known:
-                hint = did_you_mean(name, [*known][1:])
-                raise TypeError(named_elsewhere(f"{owner} has no argument", name, f".{hint}"))
+                hint = f".{did_you_mean(name, [*known][1:])}"
+                raise TypeError(import_name(ELSEWHERE)(f"{owner} has no argument", name, hint))
         if len(values) > len(places):
             raise TypeError(
                 f"{owner}: {values[len(places)]!r:.40} needs the name of its argument, such as "

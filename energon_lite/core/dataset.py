@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import IterableDataset
 from typing_extensions import Self
 
-from energon_lite.core.arguments import named_elsewhere
+from energon_lite.core.arguments import ELSEWHERE
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.global_generators import GENERATORS_DRAWN, StreamGenerators
 from energon_lite.core.sample_columns import Columns, joined_samples, samples_of
@@ -27,7 +27,7 @@ from energon_lite.core.state import COUNT, JSON, NUMBER, Kind, RestoreKey, Snaps
 from energon_lite.core.stream_context import DEFAULT_MAX_SKIP_RATE, StreamContext
 from energon_lite.core.topology import Stream, WorkerConfig, count_rank_items, current
 from energon_lite.core.user_function import UserFunction
-from energon_lite.names.energon_modules import Described, LazyFunction
+from energon_lite.names.energon_modules import Described, LazyFunction, import_name
 
 # Methods of other datasets, which may be looked for here.
 _METHODS = ("filter", "map", "select", "shuffle", "take", "train_test_split")
@@ -356,7 +356,7 @@ class SavableDataset(Described, IterableDataset[T_co], ABC):
 
         def __getattr__(self, name: str) -> Any:
             if name in _METHODS:
-                raise AttributeError(named_elsewhere("a dataset has no", name))
+                raise AttributeError(import_name(ELSEWHERE)("a dataset has no", name))
             return self.__getattribute__(name)
 
     def __iter__(self) -> Iterator[T_co]:

@@ -141,6 +141,8 @@ def describe(error: BaseException) -> str:
     cause = error.__cause__
     if cause is not None and str(cause) not in parts[0]:
         parts.append(f"caused by {type(cause).__name__}: {cause}")
+    if "CUDA in forked subprocess" in parts[0]:
+        parts.append("Set WorkerConfig(start_method='spawn')")
     parts.extend(getattr(error, "__notes__", ()))
     return _ADDRESS.sub("", "; ".join(parts))
 

@@ -630,7 +630,8 @@ class WorkerConfig:
         """Returns the file of this worker; the ids of rank r start at `r * (num_workers + 1)`."""
         own = own_worker_id()
         worker_id = self.rank * (self.num_workers + 1) + (0 if own is None else 1 + own)
-        return Path(str(self.worker_debug_path).format(worker_id=worker_id, pid=os.getpid()))
+        path = str(self.worker_debug_path).format(worker_id=worker_id, pid=os.getpid())
+        return Path(path).expanduser()
 
     def config(self) -> dict[str, Any]:
         """Returns rank, world size, number of workers, and the group as text."""

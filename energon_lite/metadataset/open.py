@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from os import PathLike
 from typing import Any
 
-from energon_lite.core.arguments import named_elsewhere
+from energon_lite.core.arguments import ELSEWHERE
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.file_store import FileStore
@@ -72,7 +72,7 @@ def open_node(
     unknown = sorted(set(settings) - allowed - old)
     if unknown:
         others = f"; besides the named ones there are {', '.join(sorted(allowed))}"
-        raise TypeError(named_elsewhere("unexpected keyword argument", unknown[0], others))
+        raise TypeError(import_name(ELSEWHERE)("unexpected keyword argument", unknown[0], others))
     own = {name: settings.pop(name) for name in sorted(_OF_FOLDER & set(settings))}
     if not isinstance(path, Mapping):
         path = local_path(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
@@ -31,7 +30,7 @@ from energon_lite.metadataset.values import ONLY_LEAVES, Place, SubsetRange, as_
 from energon_lite.sources.dataset_config import WAY_OUT, is_trusted
 from energon_lite.storage import files
 from energon_lite.storage.byte_file import registered
-from energon_lite.storage.local_paths import is_absolute, local_path, local_text, with_meta_dir
+from energon_lite.storage.local_paths import is_absolute, local_path, with_meta_dir
 from energon_lite.storage.yaml import load_yaml
 
 Source: TypeAlias = "str | PathLike[str] | Mapping[str, Any]"
@@ -171,7 +170,8 @@ def _open_root(source: Source, trust: bool | None = None) -> _File:
     if isinstance(source, Mapping):
         content = read_content(as_read(source, _INLINE), _INLINE)
         return _File(_INLINE, content, root_folder(_INLINE), (), _Tree(trust))
-    name, path = local_text(os.fspath(source)), local_path(source)
+    path = local_path(source)
+    name = str(path)
     if not files.is_file(path):
         is_folder = files.is_folder(path)
         what = "is a folder, not a metadataset file" if is_folder else "does not exist"

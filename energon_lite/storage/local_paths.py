@@ -12,9 +12,14 @@ from energon_lite.storage.byte_file import Address, is_registered, registered
 # `Path("s3://bucket/x")` has become "s3:/bucket/x"; no scheme has one letter only.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(/?)")
 
+# A path up to its first name with a variable of a shell.
+_VARIABLE = re.compile(r"[^$]*\$\{?[A-Za-z_][^/]*")
+
 
 def local_path(path: str | os.PathLike[str]) -> PurePath:
     """Returns the path that a user's path means: the one way in for paths of users.
+
+    A leading `~` is expanded, variables are not.
 
     Returns:
         A local path, or an `Address` of a registered folder; a `PurePath` for all that it is used
@@ -22,15 +27,26 @@ def local_path(path: str | os.PathLike[str]) -> PurePath:
 
     Raises:
         ValueError: It is an address of a store that is not registered.
+        FileNotFoundError: It has a variable, as in `$HOME/data`, that is not expanded.
         TypeError: It is no path.
     """
     if isinstance(path, Path) and path.is_absolute():
         return path
     if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"{path!r} is a {type(path).__name__}; give the path of a dataset")
-    text = local_text(os.fspath(path))
+        raise TypeError(
+            f"{path!r:.80} is a {type(path).__name__}; give the path of a dataset, or for several "
+            "a dict as in a metadataset: {'splits': {'train': {'blend': [{'path': ...}, ...]}}}"
+        )
+    text = os.path.expanduser(local_text(os.fspath(path)))  # noqa: PTH111  an address is text
     elsewhere = Address(text)
-    return elsewhere if registered(elsewhere) else Path(text)
+    if registered(elsewhere):
+        return elsewhere
+    if (start := _VARIABLE.match(text)) and not os.path.lexists(start[0]):
+        raise FileNotFoundError(
+            f"{text!r} does not exist, and variables in paths are not expanded: pass "
+            "os.path.expandvars(path)"
+        )
+    return Path(text)
 
 
 def with_meta_dir(path: str | os.PathLike[str], meta_dir: str | os.PathLike[str]) -> PurePath:

@@ -6,6 +6,7 @@ import copy
 import logging
 import multiprocessing
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,17 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset, random_split
 
-from energon_lite import SavableDataLoader, WorkerConfig, get_savable_loader
+from energon_lite import (
+    DefaultTaskEncoder,
+    FatalSampleError,
+    SavableDataLoader,
+    WorkerConfig,
+    get_savable_loader,
+)
 from energon_lite.storage import files
 
 from ..helpers import caption_set, train, validation
-from .workers import loader_from
+from .workers import loader_from, loader_of
 
 WORKER = WorkerConfig(rank=0, world_size=1, num_workers=0)
 
@@ -87,6 +94,29 @@ def test_a_trainer_that_iterates_the_dataset_is_warned_of_once(texts, caplog) ->
             list(DataLoader(dataset_of(texts), batch_size=None))
     (record,) = caplog.records
     assert "no checkpoint has the position. Use energon_lite.get_sav" in record.getMessage()
+
+
+class Exiting(DefaultTaskEncoder):
+    def encode_sample(self, sample: Any) -> Any:
+        if int(sample.__key__) % 4 == 3:
+            sys.exit(3)
+        return sample
+
+
+class OnGpu(DefaultTaskEncoder):
+    def encode_sample(self, sample: Any) -> Any:
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA ...")
+
+
+@pytest.mark.processes
+def test_the_end_of_a_process_by_a_hook_is_told_at_once(texts) -> None:
+    with pytest.raises(RuntimeError, match=r"failed: a hook called sys.exit\(3\)"):
+        list(loader_of(texts, Exiting(), num_workers=1))
+
+
+def test_cuda_in_a_forked_process_names_the_setting(texts) -> None:
+    with pytest.raises(FatalSampleError, match=r"WorkerConfig\(start_method='spawn'\)"):
+        list(loader_of(texts, OnGpu(), num_workers=1))
 
 
 KINDS = ({}, {"num_workers": 1}, {"num_workers": 1, "worker_type": "thread"})

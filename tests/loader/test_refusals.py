@@ -71,6 +71,12 @@ def test_integers_of_workers_are_checked_by_name(name: str, value: Any) -> None:
         WorkerConfig(**{**PLACE, name: value})
 
 
+def test_the_name_of_a_file_is_no_state(texts) -> None:
+    loader = loader_from(train(texts))
+    with pytest.raises(StateError, match=r"str is not a loader state .* from its file"):
+        loader.load_state_dict("last.pt")  # type: ignore[arg-type]
+
+
 def test_arguments_without_names_are_refused(texts) -> None:
     with pytest.raises(TypeError, match="4 needs the name of its argument, such as rank, world"):
         WorkerConfig(4)  # type: ignore[misc]

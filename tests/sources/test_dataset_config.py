@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,8 @@ from energon_lite import (
     DatasetFormatError,
     DefaultTaskEncoder,
     TextSample,
+    WorkerConfig,
+    get_savable_loader,
     get_train_dataset,
     get_val_dataset,
     get_val_datasets,
@@ -169,6 +172,42 @@ def test_file_scheme_is_a_local_path(tmp_path: Path) -> None:
     assert next(iter(get_train_dataset(f"file://{folder}", batch_size=None)))
 
 
-def test_something_else_than_a_path_is_refused() -> None:
-    with pytest.raises(TypeError, match="5 is a int; give the path of a dataset"):
-        get_train_dataset(5, batch_size=None)
+@pytest.mark.parametrize("wrong", [5, ["a", "b"]])
+def test_something_else_than_a_path_is_refused(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"is a (int|list); give the path .*'blend': \["):
+        get_train_dataset(wrong, batch_size=None)
+
+
+def test_paths_may_begin_with_the_home_folder(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    text_set(tmp_path / "texts", 5)
+    (tmp_path / "blend.yaml").write_text(
+        "__class__: MetadatasetV2\n__module__: megatron.energon\n"
+        "splits: {val: {path: texts, split_part: train}}\n"
+    )
+    prepare_dataset("~/texts", tar_index_only=True, num_workers=0)
+    assert next(iter(get_train_dataset("~/texts", batch_size=None)))
+    assert next(iter(get_train_dataset(Path("~/texts"), batch_size=None)))
+    assert len(list(get_val_dataset("~/blend.yaml", batch_size=None))) == 5
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    dataset = get_train_dataset("~/texts", batch_size=None, worker_config=config)
+    get_savable_loader(dataset).stats().write_to("~/stats.jsonl", 1)
+    assert (tmp_path / "stats.jsonl").is_file()
+
+
+@pytest.mark.parametrize("written", ["$DATA/texts", "texts/$DATA/x", "${DATA}/texts.yaml"])
+@pytest.mark.parametrize("read", [get_train_dataset, get_val_dataset, prepare_dataset])
+def test_variables_in_paths_are_named(read: Any, written: str, monkeypatch) -> None:
+    monkeypatch.setenv("DATA", "/secret")
+    settings = {} if read is prepare_dataset else {"batch_size": None}
+    with pytest.raises(FileNotFoundError, match=r"os\.path\.expandvars\(path\)") as caught:
+        read(written, **settings)
+    assert "/secret" not in str(caught.value)
+
+
+def test_a_folder_may_have_a_dollar_in_its_name(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text_set(tmp_path / "cost$a" / "texts", 5)
+    assert next(iter(get_train_dataset("cost$a/texts", batch_size=None)))
+    with pytest.raises(FileNotFoundError, match="does not exist; check the path"):
+        get_train_dataset("cost$a/others", batch_size=None)

@@ -108,7 +108,7 @@ def mount_dataset(
         NotADirectoryError: It is a file.
         RuntimeError: A package, library or device is missing, or the kernel refuses.
     """
-    folder = Path(mountpoint)
+    folder = Path(mountpoint).expanduser()
     if not folder.exists():
         raise FileNotFoundError(f"{folder} does not exist; create an empty folder to mount at")
     if not folder.is_dir():

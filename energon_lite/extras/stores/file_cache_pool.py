@@ -80,7 +80,8 @@ class FileStoreCachePool(CachePool):
         ):
             if not is_right:
                 raise ValueError(f"FileStoreCachePool({name}={value!r}): {name} must be {must}")
-        self.parent_cache_dir = Path(parent_cache_dir or tempfile.gettempdir()).absolute()
+        folder = Path(parent_cache_dir or tempfile.gettempdir())
+        self.parent_cache_dir = folder.expanduser().absolute()
         self.num_workers = num_workers
         self.max_cache_size = int(max_cache_size_gbytes * 1024**3)
         self.max_cache_count = max_cache_count

@@ -118,6 +118,11 @@ class _Work:
                 self._run_pass(self._passes.get())
         except KeyboardInterrupt:  # of a hook: the signal is ignored
             sys.exit(128 + signal.SIGINT)
+        except SystemExit as error:
+            if id(error) != self._ending:
+                text = f"a hook called sys.exit({error.code!r}); raise SkipSample or an error in it"
+                self._orders.send(channel.FAILED, body=_sent(text))
+            raise
         finally:
             self._ending = self._ending or -1
 
