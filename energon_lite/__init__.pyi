@@ -109,6 +109,7 @@ from energon_lite.loader.loader import (
     get_loader,
     get_savable_loader,
 )
+from energon_lite.loss.source_losses import loss_by_source
 from energon_lite.order.schedules import Schedule
 from energon_lite.pipeline import get_train_dataset, get_val_dataset, get_val_datasets
 from energon_lite.sources.dataset_classes import (
@@ -262,6 +263,7 @@ __all__ = [
     "homogeneous_concat_mix",
     "load_dataset",
     "log_exception",
+    "loss_by_source",
     "pack_samples",
     "prepare_dataset",
     "prepare_metadataset",

@@ -21,11 +21,14 @@ def leaves(key: RestoreKey) -> Iterator[RestoreKey]:
         >>> list(leaves(("batch", 0, ("a", 0, 5, 5), ("a", 0, 6, 6))))
         [('a', 0, 5, 5), ('a', 0, 6, 6)]
     """
-    nested = [entry for entry in key if isinstance(entry, tuple)]
+    nested = [entry for entry in key if type(entry) is tuple]
     if not nested:
         yield key
     for entry in nested:
-        yield from leaves(entry)
+        if type(entry[-1]) is int:  # a generator for each sample would take most of the time
+            yield entry
+        else:
+            yield from leaves(entry)
 
 
 def contents(key: RestoreKey) -> Iterator[tuple[RestoreKey, RestoreKey, bool]]:

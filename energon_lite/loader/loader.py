@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
+from itertools import chain
 from os import PathLike
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ from energon_lite.loader.stats import Stats
 from energon_lite.loader.trainers import EpochSampler, OwnCollate
 from energon_lite.loader.workers.executor import Limits, RunSettings
 from energon_lite.loader.workers.watchdog import Watchdog
+from energon_lite.loss.source_losses import SourceLosses
 from energon_lite.names.energon_modules import Described, LazyFunction
 from energon_lite.sources.expected_reads import fetched
 from energon_lite.storage.local_paths import growing_path
@@ -156,6 +158,7 @@ class SavableDataLoader(Described, DataLoader[T]):
         self.cache_pool, self._migrates = cache_pool, migrate
         self._ends = PassEnds(dataset, config, end)
         self._run = RankRun(dataset, config, settings, watchdog, self._ends)
+        self._losses = SourceLosses()
         self.worker_config = config
         self.max_skip_rate = max_skip_rate
         self._exchange = Exchange(config, state_timeout_sec)
@@ -184,9 +187,18 @@ class SavableDataLoader(Described, DataLoader[T]):
         Counts of this rank since the run began; `stats().reduced()` is that of all ranks.
         """
         found, config = self._run.counter.stats(self._run.num_run_items), self.worker_config
+        found.losses = self._losses
         found.place = config.rank, config.world_size, config.most_workers
         found.fetched = fetched(self._run.dataset)
         return found
+
+    def record_loss(self, losses: SourceLosses) -> None:
+        """Adds mean losses to `stats()`, which has those since the loader was made.
+
+        Args:
+            losses: what `loss_by_source(losses, batch)` returned.
+        """
+        self._losses = SourceLosses(chain(self._losses.totals(), losses.totals()))
 
     def check_worker_number_rationality(self) -> None:
         """Warns of more worker processes than cores, as torch does; of threads it does not."""

@@ -22,6 +22,7 @@ from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.loader.count_table import COUNTED, CountTable
 from energon_lite.loader.rank_store import TIMEOUT_SEC, Exchange
 from energon_lite.loader.workers.rank_feed import Delivery
+from energon_lite.loss.source_losses import SourceLosses
 from energon_lite.names.energon_modules import LazyFunction
 
 
@@ -50,6 +51,8 @@ class SourceStats:
         read_sec: seconds of reading and decoding, in whichever process did it.
         encode_sec: seconds in the hooks, of a batch's hooks by its part in the batch.
         wait_sec: seconds that the training loop waited for its batches, by its part in each.
+        loss: the mean of the losses that `loader.record_loss` was called with.
+        loss_count: the sum of their weights; 0 without such a call.
     """
 
     samples: int = 0
@@ -66,6 +69,8 @@ class SourceStats:
     read_sec: float = 0.0
     encode_sec: float = 0.0
     wait_sec: float = 0.0
+    loss: float = 0.0
+    loss_count: float = 0.0
 
 
 class Stats(dict[str, SourceStats]):
@@ -117,10 +122,31 @@ class Stats(dict[str, SourceStats]):
             stats.actual_share = getattr(stats, unit) / total if total else 0.0
             stats.target_share = self.target.get(name, 0.0) / total_target if total_target else 0.0
 
+    @property
+    def losses(self) -> SourceLosses:
+        """The mean losses that were recorded, with the sums of their weights."""
+        return losses_in((name, vars(stats)) for name, stats in self.items())
+
+    @losses.setter
+    def losses(self, losses: SourceLosses) -> None:
+        for name, mean in losses.items():
+            own = self.setdefault(name, SourceStats())
+            own.loss, own.loss_count = mean, losses.weights[name]
+
     def merged(self, others: Iterable[Mapping[str, SourceStats]]) -> Stats:
         """Returns the statistics of this rank and others together."""
         ranks = [{name: vars(stats) for name, stats in rank.items()} for rank in (self, *others)]
-        return Stats(_sums(ranks), self.target, self.facts, self.unit)
+        return self._of_ranks(ranks)
+
+    def _of_ranks(self, ranks: Sequence[Mapping[str, Mapping[str, float]]]) -> Stats:
+        rows = [(name, fields) for rank in ranks for name, fields in rank.items()]
+        sums = collections.defaultdict[str, SourceStats](SourceStats)
+        for source, fields in rows:
+            for name in COUNTED:
+                setattr(sums[source], name, getattr(sums[source], name) + fields[name])
+        found = Stats(sums, self.target, self.facts, self.unit)
+        found.losses = losses_in(rows)
+        return found
 
     def reduced(self, group: Any = None) -> Stats:
         """Returns the statistics of all ranks together; every rank must call it.
@@ -140,7 +166,7 @@ class Stats(dict[str, SourceStats]):
         )
         plain = {name: dataclasses.asdict(stats) for name, stats in self.items()}
         ranks = Exchange(config, TIMEOUT_SEC).gather(plain, "stats().reduced()") or []
-        found = Stats(_sums(ranks), self.target, self.facts, self.unit)
+        found = self._of_ranks(ranks)
         found.place, found.ranks = (0, 1, self.place[2]), ranks
         return found
 
@@ -150,6 +176,7 @@ class Stats(dict[str, SourceStats]):
             f"{prefix}{name}/{field}": float(value)
             for name, stats in self.items()
             for field, value in dataclasses.asdict(stats).items()
+            if stats.loss_count or field not in ("loss", "loss_count")
         } | {
             f"{prefix}{name}/fetched_{field}": value
             for name, counts in self.fetched.items()
@@ -327,14 +354,11 @@ class Counter:
         return found
 
 
-def _sums(ranks: Iterable[Mapping[str, Mapping[str, float]]]) -> dict[str, SourceStats]:
-    """Returns the counts of several ranks together, by source."""
-    sums = collections.defaultdict[str, SourceStats](SourceStats)
-    for rank in ranks:
-        for source, fields in rank.items():
-            for name in COUNTED:
-                setattr(sums[source], name, getattr(sums[source], name) + fields[name])
-    return sums
+def losses_in(rows: Iterable[tuple[str, Mapping[str, float]]]) -> SourceLosses:
+    """Returns the losses in the fields of `SourceStats` of sources, of one rank or of several."""
+    return SourceLosses(
+        (name, own["loss"] * own["loss_count"], own["loss_count"]) for name, own in rows
+    )
 
 
 def _summed(rows: Sequence[_Row]) -> dict[str, SourceStats]:

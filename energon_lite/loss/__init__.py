@@ -10,11 +10,14 @@ from energon_lite.loss.means import (
     weighted_mean,
     weighted_sum,
 )
+from energon_lite.loss.source_losses import SourceLosses, loss_by_source
 
 __all__ = [
     "DeferredMean",
     "LossMode",
+    "SourceLosses",
     "WeightedLabels",
+    "loss_by_source",
     "step_denominator",
     "token_weight",
     "weight_total",

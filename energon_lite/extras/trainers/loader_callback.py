@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from energon_lite.loss.source_losses import SourceLosses
 from energon_lite.storage.files import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,8 @@ class LoaderCallback:
     Lightning keeps the state of the loader in its checkpoints by itself.
 
     The logs of training get the actual share, the skipped samples and the seconds waited of each
-    source, of the rank that logs.
+    source, of the rank that logs; and its mean loss since the last log, if the training step calls
+    `loader.record_loss(loss_by_source(losses, batch))`.
 
     It has all events of a `TrainerCallback` of transformers and of a `Callback` of Lightning, and
     imports nothing of these.
@@ -50,6 +52,7 @@ class LoaderCallback:
         self.stats_file = stats_file
         self.migrate = migrate
         self._last_step = 0
+        self._losses = SourceLosses()  # up to the last step that was logged
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """Returns what does nothing, for the other events."""
@@ -63,7 +66,9 @@ class LoaderCallback:
         if self.stats_file is not None:
             stats.write_to(self.stats_file, step)
         figures = stats.scalars().items()
-        return {name: value for name, value in figures if name.endswith(self.logged)}
+        found = {name: value for name, value in figures if name.endswith(self.logged)}
+        losses, self._losses = stats.losses.since(self._losses), stats.losses
+        return found | {f"data/{name}/loss": mean for name, mean in losses.items()}
 
     # Lightning
 
