@@ -21,6 +21,8 @@ from energon_lite.core.key_columns import from_planes, planes_of
 WHOLE = ("draws", "samples", "batches", "skipped", "tokens", "overlong", "read_ahead")
 TIMES = ("read_sec", "encode_sec", "wait_sec")
 COUNTED = (*WHOLE, "loss_weight_sum", *TIMES)
+# What ranks add up, with what no state has.
+SUMMED = (*COUNTED, "loss_sum", "loss_count")
 # Times are saved to this part of their sum over all sources, which is kept; loss weights to 1e-12.
 _TIME_PARTS, _LOSS_PARTS = 256, 1e12
 _LARGEST = 1e100

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from itertools import chain
 from os import PathLike
 from typing import Any, TypeVar
 
@@ -158,7 +157,7 @@ class SavableDataLoader(Described, DataLoader[T]):
         self.cache_pool, self._migrates = cache_pool, migrate
         self._ends = PassEnds(dataset, config, end)
         self._run = RankRun(dataset, config, settings, watchdog, self._ends)
-        self._losses = SourceLosses()
+        self._losses: dict[str, tuple[float, float]] = {}
         self.worker_config = config
         self.max_skip_rate = max_skip_rate
         self._exchange = Exchange(config, state_timeout_sec)
@@ -186,19 +185,24 @@ class SavableDataLoader(Described, DataLoader[T]):
 
         Counts of this rank since the run began; `stats().reduced()` is that of all ranks.
         """
-        found, config = self._run.counter.stats(self._run.num_run_items), self.worker_config
-        found.losses = self._losses
+        found, config = (
+            self._run.counter.stats(self._run.num_run_items, self._losses),
+            self.worker_config,
+        )
+        found.num_streams, found.memory_bytes = self.num_streams, self._run.memory_bytes
         found.place = config.rank, config.world_size, config.most_workers
         found.fetched = fetched(self._run.dataset)
         return found
 
     def record_loss(self, losses: SourceLosses) -> None:
-        """Adds mean losses to `stats()`, which has those since the loader was made.
+        """Adds mean losses to `stats()`, which has their means since the loader was made.
 
         Args:
             losses: what `loss_by_source(losses, batch)` returned.
         """
-        self._losses = SourceLosses(chain(self._losses.totals(), losses.totals()))
+        for name, weight in losses.weights.items():
+            total, count = self._losses.get(name, (0.0, 0.0))
+            self._losses[name] = total + weight * losses[name], count + weight
 
     def check_worker_number_rationality(self) -> None:
         """Warns of more worker processes than cores, as torch does; of threads it does not."""

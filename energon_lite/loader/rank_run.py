@@ -134,6 +134,11 @@ class RankRun(Generic[T]):
         here = length if position.ended else min(here, length)
         return position.start.pass_index * length + here
 
+    @property
+    def memory_bytes(self) -> list[int]:
+        """The memory of each worker process."""
+        return self._deliveries.memory_bytes() if self._deliveries else []
+
     def iterate(self) -> Iterator[T]:
         """Begins with the first batch: trainers call `set_epoch` after `iter`, too.
 

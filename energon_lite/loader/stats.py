@@ -19,10 +19,9 @@ from energon_lite.core.keys import leaves
 from energon_lite.core.stream_context import SKIP_ALLOWANCE, CostRow, SkipRecord
 from energon_lite.core.tables import table_lines
 from energon_lite.core.topology import Stream, WorkerConfig
-from energon_lite.loader.count_table import COUNTED, CountTable
+from energon_lite.loader.count_table import COUNTED, SUMMED, CountTable
 from energon_lite.loader.rank_store import TIMEOUT_SEC, Exchange
 from energon_lite.loader.workers.rank_feed import Delivery
-from energon_lite.loss.source_losses import SourceLosses
 from energon_lite.names.energon_modules import LazyFunction
 
 
@@ -51,8 +50,9 @@ class SourceStats:
         read_sec: seconds of reading and decoding, in whichever process did it.
         encode_sec: seconds in the hooks, of a batch's hooks by its part in the batch.
         wait_sec: seconds that the training loop waited for its batches, by its part in each.
-        loss: the mean of the losses that `loader.record_loss` was called with.
+        loss_sum: the weighted losses that `loader.record_loss` added, summed.
         loss_count: the sum of their weights; 0 without such a call.
+        loss: their mean.
     """
 
     samples: int = 0
@@ -69,8 +69,9 @@ class SourceStats:
     read_sec: float = 0.0
     encode_sec: float = 0.0
     wait_sec: float = 0.0
-    loss: float = 0.0
+    loss_sum: float = 0.0
     loss_count: float = 0.0
+    loss: float = 0.0
 
 
 class Stats(dict[str, SourceStats]):
@@ -83,6 +84,8 @@ class Stats(dict[str, SourceStats]):
         place: rank, number of ranks, and workers of each, of the loader; after `reduced`, one rank
             stands for all.
         ranks: after `reduced`, the counts of each rank.
+        num_streams: of the run; 0 if it is not known.
+        memory_bytes: the memory of each worker process of this rank, without what they share.
         waited_sec: how long the training loop waited for batches since the loader was made, or
             restored.
         workers_needed: how many workers of this rank would have sufficed: seconds of reading and of
@@ -95,6 +98,8 @@ class Stats(dict[str, SourceStats]):
     _write_stats = LazyFunction("energon_lite.extras.report.stats_file:write_stats")
     place: tuple[int, int, int | None] = (0, 1, None)
     ranks: Sequence[Mapping[str, Mapping[str, float]]] = ()
+    num_streams = 0
+    memory_bytes: Sequence[int] = ()
     waited_sec = 0.0
     workers_needed: float | None = None
     fetched: Mapping[str, Mapping[str, float]] = {}
@@ -120,33 +125,13 @@ class Stats(dict[str, SourceStats]):
                 used = stats.draws - stats.read_ahead
                 stats.epochs = used / max(1, self.facts[name].num_samples)
             stats.actual_share = getattr(stats, unit) / total if total else 0.0
+            stats.loss = stats.loss_sum / (stats.loss_count or 1.0)
             stats.target_share = self.target.get(name, 0.0) / total_target if total_target else 0.0
-
-    @property
-    def losses(self) -> SourceLosses:
-        """The mean losses that were recorded, with the sums of their weights."""
-        return losses_in((name, vars(stats)) for name, stats in self.items())
-
-    @losses.setter
-    def losses(self, losses: SourceLosses) -> None:
-        for name, mean in losses.items():
-            own = self.setdefault(name, SourceStats())
-            own.loss, own.loss_count = mean, losses.weights[name]
 
     def merged(self, others: Iterable[Mapping[str, SourceStats]]) -> Stats:
         """Returns the statistics of this rank and others together."""
         ranks = [{name: vars(stats) for name, stats in rank.items()} for rank in (self, *others)]
-        return self._of_ranks(ranks)
-
-    def _of_ranks(self, ranks: Sequence[Mapping[str, Mapping[str, float]]]) -> Stats:
-        rows = [(name, fields) for rank in ranks for name, fields in rank.items()]
-        sums = collections.defaultdict[str, SourceStats](SourceStats)
-        for source, fields in rows:
-            for name in COUNTED:
-                setattr(sums[source], name, getattr(sums[source], name) + fields[name])
-        found = Stats(sums, self.target, self.facts, self.unit)
-        found.losses = losses_in(rows)
-        return found
+        return Stats(_sums(ranks), self.target, self.facts, self.unit)
 
     def reduced(self, group: Any = None) -> Stats:
         """Returns the statistics of all ranks together; every rank must call it.
@@ -166,22 +151,26 @@ class Stats(dict[str, SourceStats]):
         )
         plain = {name: dataclasses.asdict(stats) for name, stats in self.items()}
         ranks = Exchange(config, TIMEOUT_SEC).gather(plain, "stats().reduced()") or []
-        found = self._of_ranks(ranks)
+        found = Stats(_sums(ranks), self.target, self.facts, self.unit)
         found.place, found.ranks = (0, 1, self.place[2]), ranks
         return found
 
     def scalars(self, prefix: str = "data/") -> dict[str, float]:
         """Returns every figure under a name such as `data/coco/train/actual_share`."""
-        return {
-            f"{prefix}{name}/{field}": float(value)
-            for name, stats in self.items()
-            for field, value in dataclasses.asdict(stats).items()
-            if stats.loss_count or field not in ("loss", "loss_count")
-        } | {
-            f"{prefix}{name}/fetched_{field}": value
-            for name, counts in self.fetched.items()
-            for field, value in counts.items()
-        }
+        return (
+            {
+                f"{prefix}{name}/{field}": float(value)
+                for name, stats in self.items()
+                for field, value in dataclasses.asdict(stats).items()
+                if stats.loss_count or field not in ("loss", "loss_sum", "loss_count")
+            }
+            | {
+                f"{prefix}{name}/fetched_{field}": value
+                for name, counts in self.fetched.items()
+                for field, value in counts.items()
+            }
+            | {f"{prefix}worker_{n}/memory_bytes": own for n, own in enumerate(self.memory_bytes)}
+        )
 
     def write_to(self, writer: Any, step: int, prefix: str = "data/") -> None:
         """Writes every figure to a logger, or a line of them to a JSONL file.
@@ -338,12 +327,21 @@ class Counter:
         counts[_LOSS] = before[_LOSS] + since
         return CountTable([*self._places], target, counts)
 
-    def stats(self, num_items: int) -> Stats:
-        """Returns the statistics, where the whole run has yielded `num_items`."""
+    def stats(
+        self, num_items: int, losses: Mapping[str, tuple[float, float]] | None = None
+    ) -> Stats:
+        """Returns the statistics, where the whole run has yielded `num_items`.
+
+        Args:
+            num_items: items of all ranks.
+            losses: by source, the weighted sum and the sum of the weights; None without any.
+        """
         facts = {facts.name: facts for facts in self._dataset.sources()}
         rows: dict[str, Any] = self.table(num_items).rows()
         target = {name: row.pop("target") for name, row in rows.items()}
         counted = {name: SourceStats(**row) for name, row in rows.items()}
+        for name, own in (losses or {}).items():
+            counted[name].loss_sum, counted[name].loss_count = own
         found = Stats(counted, target, facts, self._dataset.traits.unit)
         read, encode, found.waited_sec = (
             self._counted[_SECONDS].sum(1) - self._before[_SECONDS].sum(1)
@@ -354,11 +352,14 @@ class Counter:
         return found
 
 
-def losses_in(rows: Iterable[tuple[str, Mapping[str, float]]]) -> SourceLosses:
-    """Returns the losses in the fields of `SourceStats` of sources, of one rank or of several."""
-    return SourceLosses(
-        (name, own["loss"] * own["loss_count"], own["loss_count"]) for name, own in rows
-    )
+def _sums(ranks: Iterable[Mapping[str, Mapping[str, float]]]) -> dict[str, SourceStats]:
+    """Returns the counts of several ranks together, by source."""
+    sums = collections.defaultdict[str, SourceStats](SourceStats)
+    for rank in ranks:
+        for source, fields in rank.items():
+            for name in SUMMED:
+                setattr(sums[source], name, getattr(sums[source], name) + fields[name])
+    return sums
 
 
 def _summed(rows: Sequence[_Row]) -> dict[str, SourceStats]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
@@ -25,23 +25,13 @@ class SourceLosses(dict[str, float]):
     """
 
     def __init__(self, totals: Iterable[tuple[str, float, float]] = ()) -> None:
-        """Adds up the weighted sums of losses, and the sums of their weights, by source."""
+        """Adds up weighted sums of losses, and the sums of their weights, by source."""
         sums, weights = defaultdict[str, float](float), defaultdict[str, float](float)
         for name, total, weight in totals:
             sums[name] += total
             weights[name] += weight
-        self.weights = {name: weight for name, weight in weights.items() if weight > 0}
+        self.weights = {name: weight for name, weight in weights.items() if weight}
         super().__init__((name, sums[name] / weight) for name, weight in self.weights.items())
-
-    def totals(self) -> Iterator[tuple[str, float, float]]:
-        """Yields each source with the weighted sum of its losses, and the sum of their weights."""
-        for name, mean in self.items():
-            yield name, mean * self.weights[name], self.weights[name]
-
-    def since(self, before: SourceLosses) -> SourceLosses:
-        """Returns the means of what was added since these were `before`."""
-        taken = ((name, -total, -weight) for name, total, weight in before.totals())
-        return SourceLosses(chain(self.totals(), taken))
 
 
 def loss_by_source(
@@ -81,7 +71,7 @@ def loss_by_source(
     ranks: list[Any] = [found]
     if reduce and dist.is_available() and dist.is_initialized():
         ranks = [None] * dist.get_world_size(group)
-        dist.all_gather_object(ranks, [*SourceLosses(found).totals()], group)
+        dist.all_gather_object(ranks, found, group)
     return SourceLosses(chain.from_iterable(ranks))
 
 

@@ -309,7 +309,11 @@ def test_other_workers_take_over_between_any_two_batches(texts) -> None:
             loader.use_workers(number if rank else 4 - number)
     found.update(run.slots(8))
     assert_same(found, whole)
-    assert run.loaders[1].stats().place == (1, 2, 2)
+    stats = run.loaders[1].stats()
+    assert stats.place == (1, 2, 2)
+    assert len(stats.memory_bytes) == 2
+    assert min(stats.memory_bytes) > 2**20
+    assert stats.scalars()["data/worker_1/memory_bytes"] == stats.memory_bytes[1]
     states = run.save()
     assert Ranks(make, 1, states=states).slots(6)
 

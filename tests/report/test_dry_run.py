@@ -35,7 +35,7 @@ from energon_lite.loader.loader import SavableDataLoader
 from energon_lite.task_encoder.base import AugmentTaskEncoder
 
 from ..conftest import write_tar
-from ..helpers import ENCODERS, assert_same, caption_set, prepared, text_set
+from ..helpers import ENCODERS, assert_same, caption_set, number_of, prepared, text_set
 
 NUM_TEXTS = 60
 
@@ -143,6 +143,20 @@ def test_dry_run_names_the_hook_that_takes_longest(texts: Path) -> None:
     assert set(report.times) == parts
     assert (report.num_workers, report.unit, len(report.ranks)) == (1, "samples", 1)
     assert report.counts["samples"] == 4 * (report.step - 1)
+
+
+class FailingOften(DefaultTaskEncoder):
+    @stateless(failure_tolerance=0)
+    def encode_sample(self, sample: TextSample) -> TextSample:
+        if number_of(sample) % 3:
+            raise ValueError("no")
+        return sample
+
+
+def test_dry_run_names_skipped_samples_first(texts: Path) -> None:
+    report = dry_run(texts, FailingOften(), batch_size=2, num_workers=0, seconds=0.2)
+    assert report.headline.startswith("Skipped ")
+    assert "takes longest" in report.headline
 
 
 def test_dry_run_with_steps_says_how_many_workers_would_do(texts: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,23 @@ import yaml
 
 from energon_lite import (
     DatasetFormatError,
+    DefaultTaskEncoder,
+    Packing,
+    Sample,
     StateError,
+    TextSample,
     WorkerConfig,
+    edataclass,
     get_savable_loader,
     get_train_dataset,
+    loss_by_source,
     run_report,
+    stateless,
 )
-from energon_lite.extras.report.advice import headline, without_steps
+from energon_lite.extras.report.advice import alerts, headline, without_steps
 from energon_lite.extras.report.report_tables import report_tables, report_text
 
-from ..helpers import metadataset, opened, signed, text_set
+from ..helpers import metadataset, number_of, opened, signed, text_set, text_sets
 
 SCHEDULE = {"schedule": "linear", "points": {0: 3, 100: 1}}
 
@@ -183,6 +191,99 @@ def test_headline_names_the_bottleneck_and_what_would_do(times, wait, sec, place
     line = headline(times, wait, sec, *place)
     assert re.search(words, line), line
     assert "\n" not in line
+
+
+def source(samples: int, asked: float, given: float, **more: Any) -> dict[str, Any]:
+    row = {"samples": samples, "draws": samples, "skipped": 0, "read_ahead": 0, "tokens": 0}
+    return {**row, "asked": asked, "given": given, **more}
+
+
+MIB = float(2**20)
+ALERTS: list[tuple[dict[str, Any], str, int, list[float], str]] = [
+    # Sources, unit, streams, memory.
+    ({"a": source(501, 0.5, 0.501), "b": source(499, 0.5, 0.499)}, "samples", 1, [], ""),
+    ({"a": source(600, 0.5, 0.6), "b": source(400, 0.5, 0.4)}, "samples", 4, [],
+     r"^The blend is off: a has 60\.0% of the samples, and 50\.0% are asked$"),
+    ({"a": source(600, 0.5, 0.6), "b": source(400, 0.5, 0.4)}, "samples", 40, [], ""),
+    ({"a": source(600, 0.5, 0.6), "b": source(400, 0.5, 0.4)}, "samples", 0, [], ""),
+    ({"a": source(600, 0.5, 0.6, read_ahead=50), "b": source(400, 0.5, 0.4, read_ahead=50)},
+     "samples", 4, [], ""),
+    ({"a": source(60, 0.38, 0.76, tokens=76_000), "b": source(400, 0.62, 0.24, tokens=24_000)},
+     "tokens", 1, [], r"^The blend is off: a has 76\.0% of the tokens"),
+    ({"a": source(60, 0.38, 0.76, tokens=76_000), "b": source(400, 0.62, 0.24, tokens=24_000)},
+     "tokens", 12, [], ""),
+    ({"a": source(418, 1.0, 1.0, draws=745, skipped=327)}, "samples", 1, [],
+     r"^Skipped 327 of 745 samples \(44%\), 327 of them of a$"),
+    ({"a": source(990, 1.0, 1.0, draws=1000, skipped=10)}, "samples", 1, [], ""),
+    ({"a": source(9, 1.0, 1.0)}, "samples", 1, [MIB * n for n in (90, 900, 950, 960)], ""),
+    ({"a": source(9, 1.0, 1.0)}, "samples", 1, [MIB * n for n in (512, 1024, 1536, 2048)],
+     r"^The memory of the workers grows, in the second half from 1\.50 to 2\.00 GiB"),
+    ({}, "samples", 1, [], ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sources", "unit", "num_streams", "memory", "words"), ALERTS)
+def test_headline_names_what_is_wrong(sources, unit, num_streams, memory, words):
+    found = ". ".join(alerts(sources, unit, num_streams, memory))
+    assert re.search(words, found) if words else not found, found
+
+
+def test_packs_are_reported_as_the_loop_got_them(tmp_path: Path) -> None:
+    """The buffers hold more samples than all steps take."""
+    loader, file = packed_loader(tmp_path), tmp_path / "stats.jsonl"
+    given, parts = Counter[str](), []
+    for step, batch in enumerate(islice(loader, 12), start=1):
+        lengths = batch.cu_seqlens.diff(dim=1)
+        given.update(dict.fromkeys(("a/train", "b/train"), 0))
+        for name, tokens in zip(batch.source_names, lengths[lengths > 0].tolist(), strict=True):
+            given[name] += tokens
+        loader.record_loss(loss_by_source(torch.full(batch.labels.shape, float(step)), batch))
+        if step % 4 == 0:
+            loader.stats().write_to(file, step)
+            parts.append(given)
+            given = Counter()
+    report = run_report(file)
+    for part, tokens, loss in zip(report.intervals, parts, (2.5, 6.5, 10.5), strict=True):
+        assert part.counts["tokens"] == sum(tokens.values())
+        assert part.given == pytest.approx([tokens[n] / tokens.total() for n in report.sources])
+        assert part.asked == pytest.approx([2 / 3, 1 / 3], abs=0.02)
+        assert set(part.losses) == set(report.sources)
+        assert [*part.losses.values()] == pytest.approx([loss, loss], abs=0.6)
+    for name, row in report.sources.items():
+        assert row["read_ahead"] > row["samples"]
+        assert row["epochs"] == pytest.approx(row["samples"] / row["size"])
+        assert row["loss"] == pytest.approx(loader.stats()[name].loss)
+    (table,) = (own for own in report_tables(report) if own.title == "Over time")
+    assert {"a/train loss", "b/train loss"} <= set(table.rows[0])
+
+
+class Tokens(DefaultTaskEncoder):
+    packing = Packing(capacity=40, buffer_size=128)
+
+    @stateless
+    def encode_sample(self, sample: TextSample) -> Encoded:
+        return Encoded.derive_from(sample, input_ids=torch.ones(4 + number_of(sample) % 9).long())
+
+    def sample_length(self, sample: Encoded) -> int:
+        return len(sample.input_ids)
+
+
+@edataclass
+class Encoded(Sample):
+    input_ids: torch.Tensor
+
+
+def packed_loader(root: Path) -> Any:
+    text_sets(root, a=300, b=300)
+    parts = [{"path": "a", "weight": 2}, {"path": "b"}]
+    split = metadataset({"unit": "tokens", "blend": parts})
+    (root / "blend.yaml").write_text(yaml.safe_dump(split))
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=2)
+    return get_savable_loader(
+        get_train_dataset(
+            root / "blend.yaml", batch_size=2, worker_config=config, task_encoder=Tokens()
+        )
+    )
 
 
 def test_headline_without_steps_names_the_shortest_step() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from energon_lite.extras.view.words import counted
 
@@ -20,6 +21,11 @@ _INSTEAD = {
     "pack": "or a smaller buffer of samples to pack from",
     "transport": "or send less: uint8 pictures, no fields that are not used",
 }
+_MANY_SKIPS = 0.05  # of the samples drawn
+# Draws of each stream by which a source may be off: five, and for tokens those whose length is not
+# known yet; and the share from which it matters.
+_SLACK, _NOTICED = {"samples": 5, "tokens": 21}, 0.01
+_LEAST_GROWTH, _NOTICED_GROWTH = 2**27, 0.1  # bytes, and of the memory at half time
 Times = Mapping[str, float]
 
 
@@ -64,6 +70,41 @@ def headline(
         return f"{text}; steps are too short for any number of workers, {instead}"
     now = "" if num_workers is None else f" in place of {num_workers}"
     return f"{text}; {workers} would do{now}, {instead}"
+
+
+def alerts(
+    sources: Mapping[str, Mapping[str, Any]], unit: str, num_streams: int, memory: Sequence[float]
+) -> Iterator[str]:
+    """Yields what is wrong with the batches or the workers of a run, for its headline.
+
+    Args:
+        sources: the counts of each source, with its shares `asked` and `given`.
+        unit: what shares are of, "samples" or "tokens".
+        num_streams: of the run; 0 if it is not known.
+        memory: bytes of all workers at each line of the file.
+    """
+    if not (rows := sources.values()):
+        return
+    draws, skipped = (sum(row[key] for row in rows) for key in ("draws", "skipped"))
+    if skipped > _MANY_SKIPS * draws:
+        most = max(sources, key=lambda name: float(sources[name]["skipped"]))
+        yield (
+            f"Skipped {skipped:,.0f} of {draws:,.0f} samples ({skipped / draws:.0%}), "
+            f"{sources[most]['skipped']:,.0f} of them of {most}"
+        )
+    worst = max(sources, key=lambda name: abs(sources[name]["given"] - sources[name]["asked"]))
+    asked, given = sources[worst]["asked"], sources[worst]["given"]
+    longest = max(row[unit] / max(1, row["samples"]) for row in rows)
+    slack = _SLACK[unit] * num_streams + sum(max(0, row["read_ahead"]) for row in rows)
+    off = abs(given - asked)
+    if num_streams and off > _NOTICED and off * sum(row[unit] for row in rows) > slack * longest:
+        yield f"The blend is off: {worst} has {given:.1%} of the {unit}, and {asked:.1%} are asked"
+    half = memory[len(memory) // 2] if len(memory) > 3 else math.inf
+    if memory and memory[-1] - half > max(_LEAST_GROWTH, _NOTICED_GROWTH * half):
+        yield (
+            f"The memory of the workers grows, in the second half from {half / 2**30:.2f} to "
+            f"{memory[-1] / 2**30:.2f} GiB: does a hook keep what it made?"
+        )
 
 
 def without_steps(times: Times, num_workers: int, batch_sec: float) -> str:

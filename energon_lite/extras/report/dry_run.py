@@ -133,18 +133,15 @@ def _parts_of_a_batch(
     batches = _batches_for(loader, seconds, 1, "Measuring the parts", show)
     next(batches)
     since = _spent(loader, clock)
-    number, samples, sent_sec, fills = 0, 0, 0.0, []
+    number, sent_sec, fills = 0, 0.0, []
     for batch in batches:
         number += 1
-        keys = field_of(batch, "__key__")
-        samples += len(keys) if isinstance(keys, (list, tuple)) else 0
         fills += _fills_of(batch)
         sent_sec += _transport_sec(batch) if workers else 0.0
     whole = _spent(loader, clock)
     own = {name: sec - since.get(name, 0.0) for name, sec in whole.items()}
     by_sample = own if 2 * own["draws"] > whole["draws"] else whole
-    # Batches without keys hold as many samples as were drawn for them.
-    each = (samples or own["draws"]) / number / max(1, by_sample["draws"])
+    each = own["samples"] / number / max(1, by_sample["draws"])
     hooks = [name for name, _ in clock.seconds.most_common() if name != DECODE]
     parts = {"read": (by_sample["read_sec"] - by_sample[DECODE]) * each}
     for name in (DECODE, *hooks):

@@ -47,13 +47,16 @@ def report_tables(report: Report) -> list[Table]:
     """Returns the tables that have rows."""
     work_sec = sum(report.times.values()) or 1.0
     ranks = enumerate(report.ranks if len(report.ranks) > 1 else ())
+    columns: tuple[str, ...] = ("asked", "given", "epochs", *_COUNTS, "read_ahead")
+    if any(row["loss"] is not None for row in report.sources.values()):
+        columns += ("loss",)
     found: list[tuple[str, list[dict[str, Any]], tuple[str, ...]]] = [
         ("Where the time of the workers goes", [
             {"part": name, "of the work": sec / work_sec, "seconds": sec}
             for name, sec in report.times.items()
         ], ("times",)),
         (f"Sources, shares of {report.unit}", [
-            {"source": name, **{key: row[key] for key in ("asked", "given", "epochs", *_COUNTS)}}
+            {"source": name, **{key: row[key] for key in columns}}
             for name, row in report.sources.items()
         ], ("epochs",)),
         ("Over time", _over_time(report), ("shares", "rates")),
@@ -92,9 +95,11 @@ def _over_time(report: Report) -> list[dict[str, Any]]:
     shown = sorted(range(len(names)), key=lambda i: -(report.sources[names[i]]["given"] or 0.0))
     shown = shown[:_SHOWN_SHARES] if len(names) > 1 else []
     parts = report.intervals if len(report.intervals) > 1 else ()
+    with_loss = [i for i in shown if any(names[i] in part.losses for part in parts)]
     return [
         {"steps": f"{part.start:,}-{part.stop:,}", **_rates(part, report)}
         | {f"{names[i]} given/asked": f"{part.given[i]:.1%} / {part.asked[i]:.1%}" for i in shown}
+        | {f"{names[i]} loss": part.losses.get(names[i]) for i in with_loss}
         for part in parts
     ]
 

@@ -16,7 +16,7 @@ from energon_lite.core.errors import DatasetFormatError, StateError
 from energon_lite.core.state import JSON
 from energon_lite.core.stream_context import SkipRecord
 from energon_lite.extras.inspect.checkpoints import checkpoint_info, states_at
-from energon_lite.extras.report.advice import headline
+from energon_lite.extras.report.advice import alerts, headline
 from energon_lite.extras.report.stats_file import (
     Counts,
     Record,
@@ -45,6 +45,7 @@ class Interval:
         counts: of all ranks in it.
         asked: shares that the blend asks of each source, in their order.
         given: shares that the training loop got.
+        losses: the mean loss of each source that has one.
     """
 
     start: int
@@ -53,6 +54,7 @@ class Interval:
     counts: Counts
     asked: list[float]
     given: list[float]
+    losses: Mapping[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,15 +176,18 @@ def made_report(
     asked, given = (_shares_of(last.sources.values(), key) for key in ("target", last.unit))
     sources: dict[str, dict[str, float | None]] = {
         name: {
-            **row, "asked": a, "given": b,
-            "epochs": row["draws"] / row["size"] if row["size"] else None,
+            **row, "asked": a, "given": b, "loss": _mean_loss(row),
+            "epochs": (row["draws"] - row["read_ahead"]) / row["size"] if row["size"] else None,
         }
         for (name, row), a, b in zip(last.sources.items(), asked, given, strict=True)
     }  # fmt: skip
+    line = headline(times, counts["wait_sec"], sec, len(last.ranks), last.num_workers)
+    memory = [sum(r.memory_bytes) for r in records if r.began == last.began and r.memory_bytes]
+    lines = [*alerts(sources, last.unit, last.num_streams, memory), more.pop("headline", line)]
     amounts = [rank["tokens" if counts["tokens"] else "samples"] for rank in last.ranks]
     return Report(**{
         "title": title, "step": last.step, "unit": last.unit, "num_workers": last.num_workers,
-        "headline": headline(times, counts["wait_sec"], sec, len(last.ranks), last.num_workers),
+        "headline": ". ".join(lines),
         "sec": sec, "counts": counts, "sources": sources, "intervals": intervals,
         "ranks": last.ranks, "times": times,
         "imbalance": max(amounts) * len(amounts) / sum(amounts) if sum(amounts) else None, **more,
@@ -199,7 +204,8 @@ def _state_record(states: Sequence[Mapping[str, Any]]) -> Record:
     for state, counts in sorted(pairs, key=lambda pair: (pair[0]["base"], pair[0]["count"])):
         sources = {name: {**row, "size": sizes.get(name)} for name, row in counts.items()}
         step = state["base"] // state["world_size"] + state["count"]
-        ranks[state["rank"]] = checked_record({"step": step, "sources": sources, "unit": unit})
+        row = {"step": step, "sources": sources, "unit": unit, "num_streams": state["num_streams"]}
+        ranks[state["rank"]] = checked_record(row)
     return together([ranks[rank] for rank in sorted(ranks)])
 
 
@@ -212,13 +218,21 @@ def _thinned(records: Sequence[Record]) -> list[Record]:
 
 def interval(a: Record, b: Record) -> Interval:
     """Returns what was counted between two records."""
-    since = [
-        {key: max(0.0, number - a.sources.get(name, {}).get(key, 0)) for key, number in row.items()}
-        for name, row in b.sources.items()
-    ]
-    sec = b.time - a.time if a.began == b.began else 0.0
-    asked, given = _shares_of(since, "target"), _shares_of(since, b.unit)
-    return Interval(a.step + 1, b.step, sec if sec > 0 else None, total(since), asked, given)
+    is_same = a.began == b.began  # another process begins to add losses up again
+    since: dict[str, dict[str, float]] = {}
+    for name, row in b.sources.items():
+        before = a.sources.get(name, {})
+        since[name] = {key: max(0.0, number - before.get(key, 0)) for key, number in row.items()}
+        for key in ("loss_sum", "loss_count"):
+            since[name][key] = row[key] - before.get(key, 0) * is_same
+    asked, given = (_shares_of(since.values(), key) for key in ("target", b.unit))
+    losses = {name: loss for name, row in since.items() if (loss := _mean_loss(row)) is not None}
+    sec = b.time - a.time if is_same and b.time > a.time else None
+    return Interval(a.step + 1, b.step, sec, total(since.values()), asked, given, losses)
+
+
+def _mean_loss(row: Counts) -> float | None:
+    return row["loss_sum"] / row["loss_count"] if row["loss_count"] else None
 
 
 def _shares_of(rows: Iterable[Counts], key: str) -> list[float]:

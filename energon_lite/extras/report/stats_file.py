@@ -20,7 +20,7 @@ from typing import Any
 from energon_lite.core.errors import DatasetFormatError, append
 from energon_lite.core.stream_context import SkipRecord
 from energon_lite.extras.view.words import counted
-from energon_lite.loader.count_table import COUNTED
+from energon_lite.loader.count_table import SUMMED
 from energon_lite.loader.stats import Stats
 from energon_lite.storage.local_paths import growing_path
 
@@ -42,6 +42,8 @@ class Record:
         rank: whose line it is.
         world_size: of how many ranks there are lines.
         num_workers: loader workers of each rank; None if it is not known.
+        num_streams: of the run; 0 if it is not known.
+        memory_bytes: of each worker process of the rank.
     """
 
     step: int
@@ -53,12 +55,14 @@ class Record:
     rank: int = 0
     world_size: int = 1
     num_workers: int | None = None
+    num_streams: int = 0
+    memory_bytes: Sequence[float] = ()
 
 
 def total(rows: Iterable[Counts]) -> dict[str, float]:
     """Returns the counts of several sources, or ranks, together."""
     rows = list(rows)
-    return {name: sum(row[name] for row in rows) for name in COUNTED}
+    return {name: sum(row[name] for row in rows) for name in SUMMED}
 
 
 def write_stats(stats: Stats, writer: Any, step: int, prefix: str) -> None:
@@ -93,7 +97,8 @@ def _record_of(stats: Stats, step: int) -> Record:
         for name, source in stats.items()
     }
     ranks = [total(rank.values()) for rank in stats.ranks or [sources]]
-    return Record(int(step), sources, ranks, time.time(), _BEGAN, stats.unit, *stats.place)
+    place = (*stats.place, stats.num_streams, stats.memory_bytes)
+    return Record(int(step), sources, ranks, time.time(), _BEGAN, stats.unit, *place)
 
 
 def _append(file: str, record: Record) -> None:
@@ -159,14 +164,14 @@ def checked_record(row: dict[str, Any]) -> Record:
         ValueError, TypeError, KeyError, AttributeError: It is no such row.
     """
     row = {**vars(Record(row["step"], {}, ())), **row}
-    counts = (*COUNTED, "size", "target")
+    counts = (*SUMMED, "size", "target")
     sources = {
         # A plus refuses what is no number.
         str(name): {key: +(own.get(key) or 0) for key in counts}
         for name, own in row["sources"].items()
     }
     ranks = [total([rank]) for rank in row["ranks"] or [total(sources.values())]]
-    numbers = {key: int(row[key]) for key in ("step", "rank", "world_size")}
+    numbers = {key: int(row[key]) for key in ("step", "rank", "world_size", "num_streams")}
     times = {key: float(row[key]) for key in ("time", "began")}
     return Record(**{**row, **numbers, **times, "sources": sources, "ranks": ranks})
 

@@ -9,7 +9,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from energon_lite.loss.source_losses import SourceLosses
 from energon_lite.storage.files import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -52,7 +51,7 @@ class LoaderCallback:
         self.stats_file = stats_file
         self.migrate = migrate
         self._last_step = 0
-        self._losses = SourceLosses()  # up to the last step that was logged
+        self._losses: dict[str, tuple[float, float]] = {}  # up to the last step that was logged
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """Returns what does nothing, for the other events."""
@@ -67,8 +66,12 @@ class LoaderCallback:
             stats.write_to(self.stats_file, step)
         figures = stats.scalars().items()
         found = {name: value for name, value in figures if name.endswith(self.logged)}
-        losses, self._losses = stats.losses.since(self._losses), stats.losses
-        return found | {f"data/{name}/loss": mean for name, mean in losses.items()}
+        for name, own in stats.items():
+            total, count = self._losses.get(name, (0.0, 0.0))
+            if own.loss_count > count:
+                found[f"data/{name}/loss"] = (own.loss_sum - total) / (own.loss_count - count)
+            self._losses[name] = own.loss_sum, own.loss_count
+        return found
 
     # Lightning
 

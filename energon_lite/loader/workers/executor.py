@@ -255,6 +255,10 @@ class Executor(ABC):
         """Whether `take` would return at once."""
         return False
 
+    def memory_bytes(self) -> int:
+        """Returns the memory of the worker alone; 0 if it is not known."""
+        return 0
+
     def leave(self) -> None:  # noqa: B027
         """Asks the worker to end by itself, and waits for nothing."""
 

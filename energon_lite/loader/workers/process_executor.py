@@ -217,6 +217,13 @@ class ProcessExecutor(Executor):
             return WorkerDied(f"{self.name} ({how})", _NOT_STARTED, may_restart=False)
         return WorkerDied(f"{self.name} ({how})", why)
 
+    def memory_bytes(self) -> int:
+        """Returns the resident memory of the process, without memory that it shares."""
+        with suppress(*_NOT_THERE):
+            pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()
+            return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE")
+        return 0
+
     def leave(self) -> None:
         """Closes the sockets, upon which the process ends by itself."""
         if self.process is not None:

@@ -108,6 +108,10 @@ class WorkerPool(Iterator[Delivery]):
             for number in range(len(self._dealt)):
                 self._start_worker(number)
 
+    def memory_bytes(self) -> list[int]:
+        """Returns the memory of each worker whose memory is known."""
+        return [*filter(None, (worker.memory_bytes() for worker in self._workers))]
+
     def begin(self, start: PassStart) -> None:
         """Begins another pass; what was computed of the one before is dropped."""
         self._number += 1
