@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,7 +49,7 @@ class SkipRecord(NamedTuple):
 
 _LAST = itemgetter(-1)
 # A source, and the fields of its `Cost`.
-CostRow = tuple[str, int, float, float, int, int, int, int, int]
+CostRow = tuple[Any, ...]
 
 
 @dataclass(slots=True)
@@ -75,6 +75,9 @@ class Cost:
     samples: int = 0
     parts: int = 0
     released: int = 0
+
+
+_VALUES = attrgetter(*Cost.__slots__)
 
 
 class StreamContext:
@@ -242,13 +245,7 @@ class StreamContext:
     def take_costs(self) -> list[CostRow]:
         """Returns what the samples took since the last call, by source, and forgets it."""
         costs, self.costs = self.costs, defaultdict(Cost)
-        return [
-            (
-                source, own.draws, own.read_sec, own.encode_sec, own.tokens, own.overlong,
-                own.samples, own.parts, own.released,
-            )
-            for source, own in costs.items()
-        ]  # fmt: skip
+        return [(source, *_VALUES(own)) for source, own in costs.items()]
 
     @contextmanager
     def passing(self, batch_index: int) -> Iterator[None]:

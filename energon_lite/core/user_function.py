@@ -341,7 +341,7 @@ class FunctionRun:
 
     def expand(self, key: RestoreKey, argument: Any) -> Iterator[tuple[RestoreKey, Any]]:
         """Runs the generator function; ends early where it skips or fails."""
-        num_items = 0
+        num_items = is_skipped = 0
         try:
             own = argument.copy() if type(argument) is list else argument
             for own_key, item in self.spec.expand(key, own):
@@ -349,11 +349,9 @@ class FunctionRun:
                 yield own_key, item
         except Exception as error:
             self.count_skip(error, key, argument)
-            if num_items:  # the first of them counts when it is returned or skipped
-                current_context().release(key, -1)
-        else:
-            if not num_items:
-                current_context().release(key)
+            is_skipped = 1
+        # The input counts with its first item, which may be skipped as well.
+        current_context().release(key, (not num_items) - is_skipped)
 
     def count_skip(
         self, error: Exception, key: RestoreKey, argument: Any, is_noted: bool = False

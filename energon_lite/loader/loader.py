@@ -186,7 +186,7 @@ class SavableDataLoader(Described, DataLoader[T]):
         Counts of this rank since the run began; `stats().reduced()` is that of all ranks.
         """
         found, config = (
-            self._run.counter.stats(self._run.num_run_items, self._losses),
+            self._run.counter.stats(self._run.num_run_items, self._losses.items()),
             self.worker_config,
         )
         found.num_streams, found.memory_bytes = self.num_streams, self._run.memory_bytes

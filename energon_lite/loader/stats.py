@@ -208,9 +208,9 @@ _Row = tuple[Sequence[CostRow], Sequence[SkipRecord], "float | None"]
 CounterMark = tuple[Float64Array, tuple[_Row, ...], int]
 _MAX_ROWS = 64
 _SECONDS = [*map(COUNTED.index, ("read_sec", "encode_sec", "wait_sec"))]
-_DRAWS, _SAMPLES, _AHEAD, _LOSS = map(
-    COUNTED.index, ("draws", "samples", "read_ahead", "loss_weight_sum")
-)
+_DRAWS, _SAMPLES, _LOSS = map(COUNTED.index, ("draws", "samples", "loss_weight_sum"))
+_AHEAD = COUNTED.index("read_ahead")
+_Losses = tuple[str, tuple[float, float]]
 
 
 class Counter:
@@ -327,20 +327,18 @@ class Counter:
         counts[_LOSS] = before[_LOSS] + since
         return CountTable([*self._places], target, counts)
 
-    def stats(
-        self, num_items: int, losses: Mapping[str, tuple[float, float]] | None = None
-    ) -> Stats:
+    def stats(self, num_items: int, losses: Iterable[_Losses] = ()) -> Stats:
         """Returns the statistics, where the whole run has yielded `num_items`.
 
         Args:
             num_items: items of all ranks.
-            losses: by source, the weighted sum and the sum of the weights; None without any.
+            losses: sources with the weighted sum of their losses, and the sum of the weights.
         """
         facts = {facts.name: facts for facts in self._dataset.sources()}
         rows: dict[str, Any] = self.table(num_items).rows()
         target = {name: row.pop("target") for name, row in rows.items()}
         counted = {name: SourceStats(**row) for name, row in rows.items()}
-        for name, own in (losses or {}).items():
+        for name, own in losses:
             counted[name].loss_sum, counted[name].loss_count = own
         found = Stats(counted, target, facts, self._dataset.traits.unit)
         read, encode, found.waited_sec = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable
 from itertools import chain
@@ -79,37 +78,39 @@ def _totals(losses: Tensor, batch: Any, num: int, weights: Tensor | None) -> Ten
     """Returns the weighted losses of each sample, and their weights, added up; shape (2, n)."""
     segments = field_of(batch, "segment_ids")
     if segments is None or losses.shape == (num,):
-        segments, shape = None, (num, losses.numel() // num)
+        segments, places = None, torch.arange(1, num + 1, device=losses.device)[:, None]
     else:
         segments = segments.to(losses.device).reshape(-1, segments.shape[-1])
-        shape = (len(segments), losses.numel() // len(segments))
-    is_short = segments is not None and segments.shape[1] - shape[1] not in (0, 1)
-    if is_short or math.prod(shape) != losses.numel():
+        counts = segments.amax(dim=1, keepdim=True)
+        places = torch.where(segments > 0, segments + counts.cumsum(0) - counts, 0)  # 0 for padding
+    num_rows, length = len(places), losses.numel() // len(places)
+    is_whole = segments is None or 0 <= places.shape[1] - length <= 1
+    if not is_whole or num_rows * length != losses.numel():
         raise ValueError(
             f"losses of shape {tuple(losses.shape)} are neither of the {num} samples nor of "
-            f'the tokens in {shape[0]} rows; compute them with reduction="none"'
+            f'the tokens in {num_rows} rows; compute them with reduction="none"'
         )
-    rows = losses.detach().reshape(shape).double()
-    factors = _weights_of(batch, shape, segments) if weights is None else weights
-    factors = factors.to(rows).reshape(shape[0], -1).expand(shape)
-    parts = [torch.where(factors != 0, rows, 0.0) * factors, factors]
-    if segments is None:
-        return torch.stack(parts).sum(2)
-    counts = segments.amax(dim=1, keepdim=True)
-    places = torch.where(segments > 0, segments + counts.cumsum(0) - counts, 0)  # 0 for padding
-    flat = places[:, -shape[1] :].flatten()
+    rows = losses.detach().reshape(num_rows, length).double()
+    factors = _own_weights(batch, rows, segments) if weights is None else weights
+    factors = factors.to(rows).reshape(num_rows, -1).expand_as(rows)
+    both = torch.stack([torch.where(factors != 0, rows, 0.0) * factors, factors], dim=2)
+    flat = places[:, -length:].expand_as(rows).flatten()
     # `bincount` is not deterministic on a GPU, and a sum over all tokens would spread a NaN.
-    sums = rows.new_zeros(num + 1, 2)
-    return sums.index_add_(0, flat, torch.stack(parts, 2).reshape(-1, 2)).T[:, 1:]
+    return rows.new_zeros(num + 1, 2).index_add_(0, flat, both.reshape(-1, 2))[1:].T
 
 
-def _weights_of(batch: Any, shape: tuple[int, int], segments: Tensor | None) -> Tensor:
-    """Returns the weights of losses of a shape by their batch: of rows, or of each loss."""
+def _own_weights(batch: Any, rows: Tensor, segments: Tensor | None) -> Tensor:
+    """Returns the weights of losses by their batch: one for each row, or for each loss."""
     if segments is not None:
         of_tokens: Tensor = field_of(batch, "loss_weights")
-        return of_tokens.reshape(segments.shape)[:, -shape[1] :]
+        return of_tokens.reshape(segments.shape)[:, -rows.shape[1] :]
     weights, labels = (field_of(batch, name) for name in ("loss_weight", "labels"))
-    weights = torch.ones(shape[0]) if weights is None else weights
-    if isinstance(labels, Tensor) and labels.ndim == 2 and 0 <= labels.shape[1] - shape[1] <= 1:
-        return weights[:, None].to(labels.device) * (labels[:, -shape[1] :] != IGNORE_INDEX)
+    weights = torch.ones(len(rows)) if weights is None else weights
+    if (
+        isinstance(labels, Tensor)
+        and labels.ndim == 2
+        and 0 <= labels.shape[1] - rows.shape[1] <= 1
+    ):
+        labels = labels[:, -rows.shape[1] :]
+        weights = weights[:, None].to(labels.device) * (labels != IGNORE_INDEX)
     return weights

@@ -109,21 +109,7 @@ class MeasureCursor(StageCursor[T]):
         self._run = FunctionRun(spec.function)
         self._takes_turns = takes_turns(spec.function, spec.dataset)
 
-    def __next__(self) -> T:
-        """Returns the next sample, measured."""
-        inner = self.inner
-        while True:
-            item: T = next(inner)
-            key = inner.key
-            found = self._run.call(key, item)
-            if found is not SKIPPED:
-                self.key, self.length = key, found
-                is_plain = type(found) is int and 0 <= found <= self._longest
-                tokens = found if is_plain else self.spec.counted(found)
-                context = current_context()
-                context.lengths[key] = tokens
-                context.tokens[first_leaf(key)[0]] += tokens
-                return item
+    __next__ = Cursor.__next__
 
     def take(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
         """Returns some of the next `n` samples, measured, and their restore keys."""
@@ -131,7 +117,7 @@ class MeasureCursor(StageCursor[T]):
         samples: list[T] = samples_of(found)
         lengths, samples, keys = unskipped(self._run.call_each(keys, samples), samples, keys)
         if keys:
-            self.key = keys[-1]
+            self.key, self.length = keys[-1], lengths[-1]
             is_plain = {*map(type, lengths)} == {int} and max(lengths) <= self._longest
             are_counts = is_plain and min(lengths) >= 0
             counts = lengths if are_counts else [*map(self.spec.counted, lengths)]

@@ -47,9 +47,8 @@ def report_tables(report: Report) -> list[Table]:
     """Returns the tables that have rows."""
     work_sec = sum(report.times.values()) or 1.0
     ranks = enumerate(report.ranks if len(report.ranks) > 1 else ())
-    columns: tuple[str, ...] = ("asked", "given", "epochs", *_COUNTS, "read_ahead")
-    if any(row["loss"] is not None for row in report.sources.values()):
-        columns += ("loss",)
+    has_loss = any(row["loss_count"] for row in report.sources.values())
+    columns = ("asked", "given", "epochs", *_COUNTS, "read_ahead", *(["loss"] * has_loss))
     found: list[tuple[str, list[dict[str, Any]], tuple[str, ...]]] = [
         ("Where the time of the workers goes", [
             {"part": name, "of the work": sec / work_sec, "seconds": sec}
