@@ -23,7 +23,7 @@ from ..conftest import examples
 
 Pair = tuple[int, int]
 
-sizes = st.integers(1, 90)
+sizes = st.integers(1, 90) | st.sampled_from([63, 64, 65, 127, 128, 129, 255, 256, 257])
 stream_counts = st.integers(1, 13)
 
 

@@ -58,7 +58,7 @@ from energon_lite.stages.token_lengths import MeasureDataset
 from ..conftest import write_tar
 from ..helpers import ignore, prepared, text_of, text_set
 
-SIZES = (1, 2, 5, 13, 25)
+SIZES = (1, 2, 5, 16, 25, 128)
 MAX_ITEMS = 12  # of a stream
 MOST_DRAWS, MOST_DRAWS_OF_PASS = 100, 600
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=ignore)
