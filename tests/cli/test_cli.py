@@ -30,6 +30,7 @@ from energon_lite.formats.nvmeta import (
 )
 
 from ..conftest import REPO, write_captions, write_tar, write_texts
+from ..helpers import text_set
 
 TYPED = ["--split-ratio", "2,1,1", "--sample-type", "TextSample", "--field-map", "text=txt"]
 
@@ -421,6 +422,19 @@ def test_everything_that_commands_load_by_name_exists():
     assert len(names) > 20
     for name in names:
         options.late(name)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("command", ["prepare", "info", "lint"])
+def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path, command):
+    folder = text_set(tmp_path / "\u6570\u636e", 3)
+    arguments = [command, str(folder)]
+    if command == "prepare":
+        arguments += ["--tar-index-only", "--num-workers", "0"]
+    environment = {**ENVIRONMENT, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, timeout=60, env=environment)
+    assert (done.returncode, b"Traceback" in done.stderr) == (0, False), done.stderr
+    assert command == "prepare" or b"\\u6570\\u636e" in done.stdout
 
 
 @pytest.mark.processes
