@@ -157,16 +157,19 @@ class SelectedPacks(Collector):
         buffer_size: samples of a full buffer, those of packs to come included.
         choose: chooses packs.
         drops_last: whether samples that are in no pack when the data end are dropped.
+        packs: that were chosen before.
     """
 
     num_columns = 2
 
-    def __init__(self, buffer_size: int, choose: Choose, drops_last: bool = False) -> None:
+    def __init__(
+        self, buffer_size: int, choose: Choose, drops_last: bool = False, packs: Any = ()
+    ) -> None:
         self._buffer_size = buffer_size
         self._choose = choose
         self._drops_last = drops_last
         self._waiting = array("q")
-        self._packs, self._num_returned = Lists.of([]), 0
+        self._packs, self._num_returned = Lists.of(packs), 0
 
     @property
     def num_wanted(self) -> int:

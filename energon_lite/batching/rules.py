@@ -26,6 +26,11 @@ TOKENS = "tokens"
 # In place of the first token of a part: the part is a whole sample.
 WHOLE = -1
 
+
+class Default(int):
+    """A number that the user did not choose."""
+
+
 Algorithm = Literal[
     "streaming", "best", "first_fit_decreasing", "best_fit_decreasing", "first_fit", "sequential"
 ]
@@ -228,6 +233,8 @@ class Packing(LengthRules):
         algorithm: "streaming" opens each pack with the oldest buffered sample and searches for the
             samples that fill it. The others pack a whole buffer at once.
         buffer_size: samples buffered at least; the buffer grows to four packs' worth of samples.
+            The default one has an epoch of its stream at most: where it would have more, each epoch
+            of endless data is packed alone. With a size of your own, epochs are joined.
         max_samples: samples in one pack at most.
         group_by: what must be equal in a pack: "source", "modality" (whether a sample has `images`,
             `image` or `pixel_values` when it is chosen), or a function of the sample that returns a
@@ -274,7 +281,7 @@ class Packing(LengthRules):
 
     capacity: int | Mapping[str, int]
     algorithm: Algorithm = "streaming"
-    buffer_size: int = 256
+    buffer_size: int = Default(256)
     max_samples: int | None = None
     group_by: GroupBy = None
     overlong: Overlong = "error"
@@ -379,7 +386,8 @@ class Buckets(LengthRules):
             is called with, rounded up to `align`; below 1 if there can be no such sample. It is
             called in worker processes, and must return the same in all.
         window: samples that a stream reads for each window, and buffers. More samples lead to less
-            padding: 64 batches in a window leave about 3 %.
+            padding: 64 batches in a window leave about 3 %. The default one has an epoch of its
+            stream at most, whose last batches may be smaller.
         group_by: what must be equal in a batch: "source", "modality" (whether a sample has
             `images`, `image` or `pixel_values`), or a function of the sample that returns a text,
             number, bool, None or a tuple of these. Samples that make no full batch of their group
@@ -398,7 +406,7 @@ class Buckets(LengthRules):
 
     max_tokens: int | None = None
     batch_size_fn: Callable[[int], int] | None = None
-    window: int = 2_000
+    window: int = Default(2_000)
     group_by: GroupBy = None
     align: int = 1
     overlong: Literal["error", "drop", "alone"] = "error"

@@ -196,8 +196,10 @@ class SavableDataset(Described, IterableDataset[T_co], ABC):
 
     def num_samples(self, stream: Stream) -> int:
         """Counts the samples that the items of a stream's pass are made of, before skipping."""
-        below = [child.num_samples(stream) for child in self.children]
-        return sum(below) if below else self.num_items(stream)
+        below, num_items = self.children, self.num_items(stream)
+        samples = sum(child.num_samples(stream) for child in below) if below else num_items
+        items = sum(child.num_items(stream) for child in below)
+        return num_items * samples // items if items else samples
 
     def check_end(self, stream: Stream) -> None:
         """Checks that blends reach the end that they wait for.
@@ -344,10 +346,8 @@ class SavableDataset(Described, IterableDataset[T_co], ABC):
         if not self.counts_samples:
             return self.len_rank()
         if self.pass_length is not None:
-            raise TypeError(
-                f"len(loader.dataset): passes end after {self.pass_length} batches of each rank, "
-                "whose samples are not known before; count len(batch.__key__) in the loop"
-            )
+            end = f"passes end after {self.pass_length} batches of each rank"
+            raise TypeError(f"len(loader.dataset): {end}; count len(batch.__key__) in the loop")
         num_streams = self.worker_config.default_num_streams if self.worker_config else 1
         return sum(self.num_samples(Stream(index, num_streams)) for index in range(num_streams))
 

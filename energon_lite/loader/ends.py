@@ -23,6 +23,7 @@ from energon_lite.core.topology import RankSlots, Stream, WorkerConfig, count_ra
 from energon_lite.loader.rank_store import CountedVotes, StoreVotes, Vote, group_store
 from energon_lite.loader.resume import LoaderPosition
 from energon_lite.loader.workers.rank_feed import Delivery, PassStart
+from energon_lite.names.energon_modules import import_name
 from energon_lite.stages.model_inputs import ModelInputs
 
 VALID = "valid"
@@ -100,6 +101,8 @@ End = Literal["drop", "pad", "uneven"]
 
 logger = logging.getLogger(__name__)
 
+# Imported for a pass without a batch.
+_WARN = "energon_lite.extras.report.empty_pass:warn_of_empty_pass"
 _HOW_TO_CHOOSE = 'Choose with get_loader(..., end="drop", "pad" or "uneven").'
 
 
@@ -194,27 +197,12 @@ class PassEnds:
         is_whole = position.start.slots.base == 0 and not position.emitted  # and not resumed
         if is_whole and not position.num_steps and not self._has_warned:
             self._has_warned = True
-            self._warn_of_nothing(position.start)
+            start = position.start.slots.num_streams, position.start.pass_index
+            import_name(_WARN)(self._dataset, self._config, *start, self.chosen())
         if is_whole and not is_virtual:
             self._learned = None
             if position.num_steps != self.num_steps(position):
                 self._learned = position.num_steps
-
-    def _warn_of_nothing(self, start: PassStart) -> None:
-        """Warns of a pass without a batch; where all ranks end together, on the first."""
-        end, num_streams, config = self.chosen(), start.slots.num_streams, self._config
-        if end != "uneven" and config.rank:
-            return
-        streams = (Stream(index, num_streams, start.pass_index) for index in range(num_streams))
-        logger.warning(
-            "Pass %d has no batch on %s: %d samples, batch_size=%s, %d ranks, %d streams, end=%r. "
-            "The samples of a batch are of one stream. Use a smaller batch_size, fewer streams "
-            "(WorkerConfig(num_streams=)), batch_drop_last=False or end='pad'; or all samples were "
-            "skipped.",
-            start.pass_index, f"rank {config.rank}" if end == "uneven" else "any rank",
-            sum(map(self._dataset.num_samples, streams)), _batch_size(self._dataset.config()),
-            config.world_size, num_streams, end,
-        )  # fmt: skip
 
     def _predict(self, start: PassStart) -> int:
         dataset, end, num_streams = self._dataset, self.chosen(), start.slots.num_streams
@@ -268,13 +256,6 @@ class PassEnds:
         visits = [rank_visits(position, rank, counts) for rank in ranks]
         is_aligned = self._dataset.traits.lockstep
         return CountedVotes([own if is_aligned else range(len(own)) for own in visits], can_pad)
-
-
-def _batch_size(config: Any) -> Any:
-    """Returns the batch size in the settings of a pipeline; None if it has none."""
-    while isinstance(config, dict) and "batch_size" not in config:
-        config = config.get("of")
-    return config["batch_size"] if isinstance(config, dict) else None
 
 
 class EvenPass:

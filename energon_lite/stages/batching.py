@@ -11,7 +11,7 @@ from typing_extensions import TypedDict, Unpack
 
 from energon_lite.batching.buckets import BucketCollector
 from energon_lite.batching.one_by_one import GroupCollector
-from energon_lite.batching.rules import Buckets, group_from
+from energon_lite.batching.rules import Buckets, Default, group_from
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits, taken
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.sample_columns import samples_of
@@ -216,6 +216,7 @@ class BucketLists(MeasuredLists):
             )
         self.batch_size = None if batch_size is None else check_batch_size(batch_size)
         self.buckets = buckets
+        self.joins_epochs = not isinstance(buckets.window, Default)
         self.drop_last = self.drops_lists = drop_last
         self.samples_per_list = 0 if buckets.has_budget else self.batch_size or 0
         super().__init__(dataset, buckets)
@@ -236,8 +237,9 @@ class BucketLists(MeasuredLists):
         """Returns what chooses the lists of a stream."""
         # The same in all streams: where their windows have equally many lists, as with a fixed
         # number of samples, ranks get lists of similar lengths at the same step.
+        drops_last = self.drop_last and not self.endless
         key = key_of("bucket_batches", self.run_seed, stream.num_streams, stream.pass_index)
-        return BucketCollector(self.buckets, self.batch_size, self.drop_last, key)
+        return BucketCollector(self.buckets, self.batch_size, drops_last, key)
 
 
 class BatcherKeywords(TypedDict, total=False):

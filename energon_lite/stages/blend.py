@@ -23,12 +23,7 @@ from energon_lite.sources.source import SourcePlaces, WebdatasetSource
 from energon_lite.stages.blend_refs import BlendRefs
 from energon_lite.stages.by_source import by_source
 from energon_lite.stages.choosers import LONGEST_BLOCK, BySamples, ByTokens, Chooser
-from energon_lite.stages.concat import (
-    CombinedDataset,
-    RepeatDataset,
-    samples_of_items,
-    total_items,
-)
+from energon_lite.stages.concat import CombinedDataset, RepeatDataset, total_items
 from energon_lite.stages.map import FilterDataset, MapDataset
 
 T = TypeVar("T")
@@ -172,11 +167,6 @@ class BlendDataset(CombinedDataset[T]):
             counted = self._counted = stream, number
         return counted[1]
 
-    def num_samples(self, stream: Stream) -> int:
-        """Counts the samples up to an end that comes before all have ended."""
-        is_whole = self.until not in ("first", "all_once") or self.endless
-        return super().num_samples(stream) if is_whole else samples_of_items(self, stream)
-
     def expected(self, num_items: float) -> dict[str, float]:
         """Deals the items out by the weights."""
         found: dict[str, float] = {}
@@ -283,7 +273,7 @@ class TokenBlendDataset(BlendDataset[T]):
         found: dict[str, Any] = super().config()
         if self.lengths is not None:
             pairs = zip(found["of"], self._digests, strict=True)
-            found["of"] = [{**entry, "lengths": digest} for entry, digest in pairs]
+            found["of"] = [{**e, "of": {**e["of"], "lengths": digest}} for e, digest in pairs]
         return {**found, "unit": "tokens", "lengths": "stored" if self.lengths else "measured"}
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from energon_lite.batching.collector import Collector, OneByOne, Samples
+from energon_lite.batching.one_by_one import SelectedPacks
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.keys import REPEATED, first_leaf, name_of_key, whole
@@ -34,9 +37,13 @@ UnitsOf = Callable[[RestoreKey, Any], Iterable[Unit]]
 
 T = TypeVar("T")
 
-
-# Units that a snapshot may have too many, besides as many as there are.
-_SPARE = 64
+_tell_once = cache(logging.getLogger(__name__).warning)
+_SMALL_EPOCH = (
+    "An epoch of a stream has about %d samples, too few for %d full packs. Use fewer streams "
+    "(num_streams) or a smaller batch_size; or join epochs by Packing(buffer_size=)."
+)
+# Streams with more samples in an epoch are not asked where it ends: no usual buffer is as large.
+_MANY_SAMPLES = 1 << 14
 # Above this number of groups a snapshot forgets groups that are not needed.
 _MANY_GROUPS = 64
 
@@ -84,6 +91,10 @@ class ListDataset(Stage[T]):
             made: T = samples
             return made
 
+    def num_samples(self, stream: Stream) -> int:
+        """Counts the samples below, however many lists they make."""
+        return self.dataset.num_samples(stream)
+
     def restore_member(self, restore_key: RestoreKey) -> Any:
         """Re-creates one sample of a list; the whole sample, if the key is that of a part."""
         return self.dataset.restore_sample(whole(restore_key))
@@ -104,8 +115,8 @@ class CollectDataset(ListDataset[T]):
     """Lists of samples that a `Collector` chooses from a buffer.
 
     State: restore keys of the buffered samples; for each of them its number, group and lengths and
-        what the collector saves of it; counts. After a resume a sample is re-created when it
-        leaves.
+        what the collector saves of it; counts; where epochs end, the one that is read. After a
+        resume a sample is re-created when it leaves.
     Length: the most lists that there can be: each sample counts as one where nothing else is known.
     Keys: `(kind, slot, key, key, ...)`; that of a part of a sample is
         `("piece", start, stop, key)`, that of a repeated sample `("repeated", number, key)`.
@@ -123,6 +134,9 @@ class CollectDataset(ListDataset[T]):
         keeps_lengths: whether the cursor knows the lengths of the list that it returned last.
         looks_at_samples: whether a collector looks at samples, and not only at their lengths.
         groups_from_start: groups with the numbers 0, 1, ...; others follow as they come.
+        joins_epochs: whether the buffer may have samples of several epochs of a stream. If not, and
+            an epoch of endless data is over before a list has left, what is buffered makes lists.
+        lists_per_batch: of a batch above, of which these lists are a multiple.
 
     Raises:
         ValueError: Samples below cannot be re-created.
@@ -136,6 +150,8 @@ class CollectDataset(ListDataset[T]):
     keeps_lengths: bool = False
     looks_at_samples: bool = False
     groups_from_start: Sequence[Any] = ()
+    joins_epochs: bool = True
+    lists_per_batch: int = 1
 
     def __init__(
         self, dataset: SavableDataset[Any], worker_config: WorkerConfig | None = None
@@ -211,6 +227,12 @@ class CollectCursor(Cursor[Any]):
         self._kept: frozenset[int] = frozenset()
         self._num_read = self._num_repeated = 0
         self._has_ended = False
+        # What is left of an epoch that is over, and waits for the next; None within an epoch.
+        self._rest: SelectedPacks | None = None
+        # Samples in an epoch that is looked at; number of its first, epoch of each source's first.
+        size = 0 if spec.joins_epochs or not spec.endless else spec.dataset.num_items(stream)
+        self._in_epoch = size if 2 * spec.lists_per_batch <= size <= _MANY_SAMPLES else 0
+        self._epoch_start, self._epochs = 0, dict[str, Any]()
         self._again = Again(spec.restore_member)
         # The lengths of the samples of the list that `next` returned last, if they are kept.
         self.lengths: list[Sequence[int]] = []
@@ -219,11 +241,11 @@ class CollectCursor(Cursor[Any]):
         """Returns the next list."""
         collector = self.collector
         cycle = current_context().batch_index // self._stream.num_streams
-        while (numbers := collector.next(cycle, self._has_ended)) is None:
+        while (numbers := self._next_list(cycle)) is None:
             if self._has_ended:
                 self.drop(collector.leftover(), "left over at the end of the data")
                 raise StopIteration
-            if isinstance(collector, OneByOne) and collector.num_wanted == 1:
+            if isinstance(collector, OneByOne) and collector.num_wanted == 1 and not self._in_epoch:
                 self._read_up_to_list(collector)
             else:
                 self._read(collector.num_wanted)
@@ -235,6 +257,43 @@ class CollectCursor(Cursor[Any]):
             keys, samples = self._buffer.taken(numbers)
         self.key, item = self._spec.made(keys, self._re_created(keys, samples))
         return item
+
+    def _next_list(self, cycle: int) -> Sequence[int] | None:
+        """Returns the samples of the next list; None to read more, or at the end of the data."""
+        if self._rest is not None:
+            if (numbers := self._rest.next(cycle, True)) is not None:
+                return numbers
+            # Nothing is left of an epoch: the next one begins.
+            waiting = self._rest.leftover()
+            self._rest, self._epoch_start, self._epochs = None, waiting[0], {}
+            self.collector.add(self._buffer.rows_of(waiting))
+        return self.collector.next(cycle, self._has_ended)
+
+    def _end_epoch(self, waiting: Sequence[int]) -> None:
+        """Makes lists of all that is buffered, but for samples of the next epoch."""
+        lists = [[*numbers] for numbers in iter(lambda: self.collector.next(0, True), None)]
+        if len(lists) < self._spec.lists_per_batch:
+            _tell_once(_SMALL_EPOCH, self._in_epoch, self._spec.lists_per_batch)
+        # A batch above has lists of one epoch, some of which are smaller for that.
+        while len(lists) % self._spec.lists_per_batch and len(most := max(lists, key=len)) > 1:
+            lists.remove(most)
+            lists += [most[::2], most[1::2]]
+        self._rest = SelectedPacks(0, lambda *_: ([], []), drops_last=True, packs=lists)
+        self._rest.add(self._buffer.rows_of(waiting))
+
+    def _place_of_epoch(self, keys: Sequence[RestoreKey]) -> int | None:
+        """Returns where the next epoch begins among samples; None for none."""
+        least = max(2 * self._spec.lists_per_batch, self._in_epoch // 2)
+        for place, key in enumerate(keys):
+            source, epoch = first_leaf(key)[:2]
+            num = self._num_read + place - self._epoch_start
+            if self._epochs.setdefault(source, epoch) == epoch or num < least:
+                continue
+            if len(self._buffer.keys) + place == num:
+                return place
+            # A list has left: the buffer is smaller than an epoch.
+            self._epoch_start, self._epochs = self._num_read + place, {source: epoch}
+        return None
 
     def _re_created(self, keys: list[RestoreKey], samples: list[Any]) -> list[Any]:
         """Returns samples, re-created where the buffer has only their restore keys."""
@@ -263,11 +322,14 @@ class CollectCursor(Cursor[Any]):
     def _read(self, num: int) -> None:
         """Reads `num` samples, fewer at the end of the data, and adds them to the collector."""
         found = Found([], [], [], [])
+        if self._in_epoch:
+            num = min(num, max(1, self._epoch_start + self._in_epoch - self._num_read))
         try:
             self._has_ended = self._spec.read(self._inner, self._units, num, found)
         finally:
             if found.keys:
-                self.add(found)
+                place = self._place_of_epoch(found.keys) if self._in_epoch else None
+                self.add(found, place)
 
     def _new_group(self, group: Any) -> int:
         """Numbers a group; beyond the last one, since groups in between may be forgotten."""
@@ -281,8 +343,13 @@ class CollectCursor(Cursor[Any]):
         for group in [group for group, number in self._groups.items() if number not in used]:
             del self._groups[group]
 
-    def add(self, found: Found) -> None:
-        """Buffers samples, and adds them to the collector."""
+    def add(self, found: Found, place: int | None = None) -> None:
+        """Buffers samples, and adds them to the collector; from `place` on they wait.
+
+        Args:
+            found: the samples.
+            place: of the first one of the next epoch; None if there is none.
+        """
         first, self._num_read = self._num_read, self._num_read + len(found.keys)
         groups: Any = [*map(self._groups.get, found.groups)]
         if None in groups:
@@ -293,18 +360,20 @@ class CollectCursor(Cursor[Any]):
         units = [*zip(numbers, groups, own_lengths, found.keys, strict=True)]
         self._buffer.add(units, found.samples)
         if isinstance(self.collector, OneByOne):
-            for number, group, own, _ in units:
+            for number, group, own, _ in units[:place]:
                 self.collector.add_one(number, group, own)
-            return
-        lengths = np.array(found.lengths, np.int64).reshape(-1, width)
-        rows = Samples(np.array(numbers, np.int64), np.array(groups, np.int64), lengths)
-        try:
-            refused = self.collector.add(rows)
-        except ValueError as error:
-            name = name_of(found.keys[-1], found.samples[-1])
-            raise FatalSampleError.from_sample_key(name, str(error)) from None
-        if refused:
-            self.drop(refused, "more of its group than the share of the group takes")
+        else:
+            lengths = np.array(found.lengths, np.int64).reshape(-1, width)
+            rows = Samples(np.array(numbers, np.int64), np.array(groups, np.int64), lengths)
+            try:
+                refused = self.collector.add(Samples(*(column[:place] for column in rows)))
+            except ValueError as error:
+                name = name_of(found.keys[-1], found.samples[-1])
+                raise FatalSampleError.from_sample_key(name, str(error)) from None
+            if refused:
+                self.drop(refused, "more of its group than the share of the group takes")
+        if place is not None:
+            self._end_epoch(numbers[place:])
 
     def _taken_or_kept(self, numbers: Sequence[int]) -> tuple[list[RestoreKey], list[Any]]:
         """Takes samples of a list out of the buffer, but for those that may be repeated."""
@@ -349,11 +418,14 @@ class CollectCursor(Cursor[Any]):
             (number, group) if _is_plain(group) else (number,)
             for group, number in self._groups.items()
         )
-        known = {
-            "read": self._num_read, "repeated": self._num_repeated, "ended": int(self._has_ended),
-            "groups": groups,
-        }  # fmt: skip
-        fields: Any = self._buffer.fields(known, self.collector.state())
+        known = {"read": self._num_read, "repeated": self._num_repeated, "groups": groups}
+        known["ended"] = int(self._has_ended)
+        state = self.collector.state()
+        if self._in_epoch or self._rest:
+            known["epoch"] = (self._epoch_start, int(bool(self._rest)), *self._epochs.items())
+        if self._rest:
+            state = state._replace(unsorted=self._rest.state().unsorted)
+        fields: Any = self._buffer.fields(known, state)
         return Snapshot(self._spec.name, fields, (self._inner.snapshot(),))
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -366,8 +438,11 @@ class CollectCursor(Cursor[Any]):
         collector = spec.collector(self._stream, self)
         width, places = spec.num_lengths + 2, KeyPlaces(spec.dataset, self._stream)
         buffer = SampleBuffer(spec.num_lengths, places)
+        start, is_over, *epochs = snapshot.fields.get("epoch", (num_read, 0))
+        rest = SelectedPacks(0, lambda *_: ([], []), drops_last=True) if is_over else None
         try:
-            rows = np.array(rows, np.int64).reshape(len(keys), width + collector.num_columns)
+            width_C = width + (rest or collector).num_columns
+            rows = np.array(rows, np.int64).reshape(len(keys), width_C)
             numbers, in_group = rows[:, 0], rows[:, 1]
             is_rising = (np.diff(numbers, prepend=-1, append=num_read) > 0).all()
             if not is_rising or not set(in_group.tolist()) <= {int(entry[0]) for entry in groups}:
@@ -375,7 +450,11 @@ class CollectCursor(Cursor[Any]):
             samples = Samples(numbers, in_group, rows[:, 2:width])
             if set(counts) != set(collector.state().counts):
                 raise ValueError(f"its counts are {counts!r:.80}")
-            collector.restore(dict(counts), samples, rows[:, width:])
+            num = 0 if rest else len(keys)  # the collector has nothing of the rest
+            own = Samples(*(column[:num] for column in samples))
+            collector.restore(dict(counts), own, rows[:num, width : width + collector.num_columns])
+            if rest:
+                rest.restore({}, samples, rows[:, width:])
             for key in keys:
                 if not isinstance(key, tuple) or not key:
                     raise ValueError(f"{key!r:.80} is no restore key")
@@ -386,7 +465,8 @@ class CollectCursor(Cursor[Any]):
                 f"The checkpoint's stage {spec.name!r} is invalid: {error}. Use another one."
             ) from error
         self._inner.restore(snapshot.inner[0])
-        self.collector = collector
+        self.collector, self._rest = collector, rest
+        self._epoch_start, self._epochs = start, dict(epochs)
         self._buffer = buffer
         self._num_read, self._num_repeated, self._has_ended = num_read, num_repeated, has_ended
         self._kept = frozenset(collector.kept)

@@ -302,10 +302,6 @@ class RepeatDataset(Stage[T]):
             total += self.dataset.num_items(below) if length is None else length
         return total
 
-    def num_samples(self, stream: Stream) -> int:
-        """Counts the samples of all rounds; of one, where they never end."""
-        return samples_of_items(self, stream)
-
     def expected(self, num_items: float) -> dict[str, float]:
         """Returns whole rounds, and a part of one."""
         length = total_items(self.dataset)
@@ -396,10 +392,3 @@ class RepeatCursor(StageCursor[T]):
 def total_items(dataset: SavableDataset[Any]) -> int:
     """Counts the items of a pass over all streams."""
     return dataset.num_items(Stream(0, 1))
-
-
-def samples_of_items(dataset: SavableDataset[Any], stream: Stream) -> int:
-    """Counts the samples of the items of a pass, where those below are repeated or cut short."""
-    below = [(child.num_samples(stream), child.num_items(stream)) for child in dataset.children]
-    samples, items = map(sum, zip(*below, strict=True))
-    return dataset.num_items(stream) * samples // items if items else 0

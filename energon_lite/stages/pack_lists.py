@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from energon_lite.batching.collector import Collector
 from energon_lite.batching.one_by_one import SelectedPacks
-from energon_lite.batching.rules import Packing
+from energon_lite.batching.rules import Default, Packing
 from energon_lite.batching.stream_packs import StreamPacks
 from energon_lite.batching.window_packs import WindowPacks
 from energon_lite.core.compiled import compile_all
@@ -52,13 +52,16 @@ class PackLists(MeasuredLists):
     Args:
         dataset: the samples, measured; they must be replayable, as buffered ones are saved as keys.
         packing: how they are packed.
+        per_batch: packs of a batch above.
     """
 
     name, kind, what = "pack", "pack", "Packs"
 
-    def __init__(self, dataset: MeasureDataset[Any], packing: Packing) -> None:
+    def __init__(self, dataset: MeasureDataset[Any], packing: Packing, per_batch: int = 1) -> None:
         super().__init__(dataset, packing)
         self.packing = packing
+        self.lists_per_batch = per_batch
+        self.joins_epochs = not isinstance(packing.buffer_size, Default)
         self.keeps_lengths = packing.balance == "quantile_sync"
         compile_all()  # before there are worker processes
 
@@ -68,9 +71,12 @@ class PackLists(MeasuredLists):
 
     def collector(self, stream: Stream, cursor: CollectCursor) -> Collector:
         """Returns what chooses the packs of a stream."""
-        if self.packing.algorithm == "streaming":
-            return StreamPacks(self.packing)
-        return WindowPacks(self.packing, self.packing.buffer_size, grows=True)
+        packing = self.packing
+        if self.endless:  # nothing is dropped where an epoch ends
+            packing = replace(packing, drop_last=False, end_of_data="pack")
+        if packing.algorithm == "streaming":
+            return StreamPacks(packing)
+        return WindowPacks(packing, packing.buffer_size, grows=True)
 
 
 @dataclass

@@ -177,7 +177,7 @@ def _by_length(
     measured = MeasureDataset(dataset, length, packing, config)
     packs: ListDataset[list[Any]]
     if packing.lengths is None:
-        packs = PackLists(measured, packing)
+        packs = PackLists(measured, packing, packs_per_batch)
     else:
         packs = import_name(_PLANNED_PACKS)(measured, packing, packs_per_batch)
     if packing.balance == "quantile_sync":

@@ -19,7 +19,8 @@ class ShuffleBufferDataset(CollectDataset[T]):
     """Buffers `size` items of a stream, and returns one of them at random for each that it reads.
 
     Prefer the sources' own shuffling (`shuffle_buffer_size`): it costs no memory, reads nothing
-    ahead and keeps nothing in the state. This is for the order of items that stages made.
+    ahead and keeps nothing in the state. This is for the order of items that stages made. Of a
+    stream with fewer samples it buffers an epoch, and begins the next when nothing is left.
 
     State: that of `CollectDataset`.
     Length, Keys: as below.
@@ -34,6 +35,7 @@ class ShuffleBufferDataset(CollectDataset[T]):
     """
 
     samples_per_list = 1
+    joins_epochs = False
 
     def __init__(
         self,

@@ -168,7 +168,7 @@ class Comparison:
             before, after = entry["weight"], new["weight"]
             if before != after and None not in (before, after):
                 self._edit(f"source {new['name']}: weight {before} is now {after}")
-            self._compare_entries(entry, new, units)
+            self._compare(entry["of"], new["of"], units)
         stayed = [new["name"] for new in pairs.values()]
         for entry in here["of"]:
             if entry["name"] not in stayed:
@@ -181,24 +181,13 @@ class Comparison:
                 f"sources stand in another order: {', '.join(stayed)} is now {', '.join(now)}"
             )
 
-    def _compare_entries(
-        self, saved: Config, here: Config, units: tuple[_Units, _Units] | None = None
-    ) -> None:
-        """Compares a dataset of a blend; of a blend by tokens, its stored lengths as well."""
-        if "lengths" in saved and "lengths" in here and saved["lengths"] != here["lengths"]:
-            self.others.append(
-                f"Checkpoint has other stored lengths of {', '.join(names_of(here))} than this "
-                "pipeline"
-            )
-        self._compare(saved["of"], here["of"], units)
-
     def _compare_new(self, entry: Config, units: tuple[_Units, _Units]) -> None:
         old = units[0]
         for name, unit in _units(entry):
             if name in old:
                 self._edit(f"source {name}: moved to another blend; it resumes there")
                 self.partners[name] = name
-                self._compare_entries(old[name], unit)
+                self._compare(old[name]["of"], unit["of"])
             elif twin := _removed_twin(unit, units):
                 self.data.append(_renamed(twin, name))
             else:
