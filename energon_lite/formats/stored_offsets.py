@@ -87,7 +87,7 @@ class StoredOffsets(NamedTuple):
         """Returns a digest of the samples of all shards; empty if it is not known."""
         if self.contents is None:
             return ""
-        return blake2b(self.contents.astype("<i8").tobytes(), digest_size=4).hexdigest()
+        return blake2b(self.contents.astype("<i8").tobytes(), digest_size=3).hexdigest()
 
     def has_first_key(self, shard: int, key: str) -> bool:
         """Returns whether the first sample of a shard had a key."""

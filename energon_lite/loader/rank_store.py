@@ -335,11 +335,12 @@ def compare_settings(config: WorkerConfig, kind: str, settings: Mapping[str, Any
     if first_rank == rank:
         _put(store, f"{number}/settings", _zipped([settings]))
     elif first != own:
-        # It may have looked at a batch of another loader alone, and begin this one now.
+        # It may have looked at a batch of another loader alone, and begin this one now. If not, the
+        # error is there when a rank that waits looks for missing ranks, after QUIET_SEC.
         of_first = f"{own}/{first_rank}"
         ahead = _comes(
             lambda: max(0, int(_look(store, of_first) or 0) - number),
-            QUIET_SEC, config.world_size,
+            0.8 * QUIET_SEC, config.world_size,
         )  # fmt: skip
         if not ahead:
             (theirs,) = json.loads(zlib.decompress(_read(store, f"{number}/settings")))

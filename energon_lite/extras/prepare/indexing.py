@@ -39,8 +39,8 @@ from energon_lite.storage.local_paths import local_path
 
 # Appended to the name of a tar that `rename_samples` has replaced.
 ORIGINAL = ".orig"
-# Parts of a tar whose first bytes are hashed: some that keep their keys and sizes have others. A
-# page each costs a tar of 1,000 samples less than its headers do.
+# Parts of a tar whose first bytes are hashed, to notice others under the same keys. With these and
+# all keys, reading a tar of 20,000 samples takes 6 us of CPU for each instead of 5.
 _NUM_PROBED, _PROBED_BYTES = 16, 1024
 
 
