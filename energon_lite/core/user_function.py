@@ -472,6 +472,6 @@ def describe_input(argument: Any) -> tuple[str, Any]:
         described = [describe_input(entry) for entry in argument]
         sources = [source for _, found in described for source in found or ()]
         return ", ".join(name for name, _ in described if name), sources or None
-    key = field_of(argument, "__key__")
+    key = getattr(argument, "__keys__", None) or field_of(argument, "__key__")  # of a pack
     name = ", ".join(map(str, key)) if isinstance(key, list) else str("" if key is None else key)
     return name, sources_of(argument) or None

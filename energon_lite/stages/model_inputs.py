@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from energon_lite.core.edataclass import PinMemoryMixin
-from energon_lite.core.stacking import IGNORE_INDEX
+from energon_lite.core.stacking import IGNORE_INDEX, batch_stack
 from energon_lite.loss.causal_lm import WeightedLabels
-from energon_lite.stages.packed_sample import PackedBatch
+from energon_lite.stages.packed_sample import PackedBatch, counted_positions, sample_bounds
 
 Attention = Literal["position_ids", "mask"]
 
@@ -42,30 +42,24 @@ def model_inputs(
         add_loss_weights: True makes the labels `WeightedLabels`; False ignores weights above 0.
 
     Raises:
-        ValueError: The batch has images, or loss weights that are not 0 or 1, and nothing asks
-            for them.
+        ValueError: The batch has loss weights that are not 0 or 1, and nothing asks for them; or
+            images, positions or tensors that do not fit a model.
     """
     weights = batch.loss_weights
     is_applied = add_loss_weights is not None or "loss_weights" in keep
     if not is_applied and not ((weights == 0) | (weights == 1)).all():
         raise ValueError(f"Tokens have loss weights besides 0 and 1, {NOT_APPLIED}")
-    if batch.images and "images" not in keep:
-        raise ValueError(
-            f"The batch has {len(batch.images)} images, which this model would not get. Use "
-            'PackedCollator(packing, keep=("images", "image_segments")), in a task encoder as '
-            "`def batch(self, packs)`, and hand them to the model."
-        )
     labels: Any = batch.labels.masked_fill(weights == 0, IGNORE_INDEX)
     if add_loss_weights:
         labels = WeightedLabels(labels=labels, loss_weights=weights)
     # With a cache, models of transformers do not look where a sample starts.
-    inputs = ModelInputs(
-        input_ids=batch.input_ids, labels=labels, position_ids=batch.position_ids, use_cache=False
-    )
+    inputs = ModelInputs(input_ids=batch.input_ids, labels=labels, use_cache=False)
+    inputs["position_ids"] = _position_ids(batch, attention, keep)
     if attention == "mask":
         inputs["attention_mask"] = _mask(batch.segment_ids)
     else:
         inputs.update(_boundaries(batch))
+    inputs.update(_of_processors(batch, keep))
     inputs.update({name: getattr(batch, name) for name in keep})
     return inputs
 
@@ -76,13 +70,57 @@ def _boundaries(batch: PackedBatch) -> dict[str, Any]:
     Without it, flash-attention would look at `position_ids` where there is one row only. The
     padding at the end of a row counts as a sample.
     """
-    num_rows, length = batch.input_ids.shape
-    rows = torch.arange(num_rows) * length
-    starts = (batch.cu_seqlens_padded + rows[:, None]).flatten()
-    bounds = np.unique(np.append(starts.numpy(), num_rows * length))
+    bounds = sample_bounds(batch)
     cu_seqlens = torch.from_numpy(bounds.astype(np.int32))
     found = {"cu_seq_lens": cu_seqlens, "max_length": int(np.diff(bounds).max())}
     return {f"{name}_{side}": value for name, value in found.items() for side in "qk"}
+
+
+def _position_ids(batch: PackedBatch, attention: Attention, keep: tuple[str, ...]) -> torch.Tensor:
+    """Returns positions (B, L); of samples with 3 rows (4, B, L), of which the first has these."""
+    own, counted = batch.position_ids, counted_positions(batch)
+    if own.ndim == 3:
+        return torch.cat([counted[None], own])
+    grids = {"image_grid_thw", "video_grid_thw"} & vars(batch).keys()
+    if grids and "position_ids" not in keep:
+        raise ValueError(
+            f"Samples have {min(grids)}, and position_ids of one row. Such models count positions "
+            "in three: give each sample `position_ids` (3, t), as of model.get_rope_index"
+        )
+    if attention == "position_ids" and not torch.equal(own, counted):
+        raise ValueError(
+            "Samples have position_ids other than 0, 1, 2, ..., so a model cannot see where they "
+            'start. Use PackedCollator(packing, attention="mask") in `batch`'
+        )
+    return own
+
+
+def _of_processors(batch: PackedBatch, keep: tuple[str, ...]) -> dict[str, Any]:
+    """Returns what processors make besides tokens: fields with tensors, and `pixel_values`.
+
+    Texts and numbers of samples are no inputs of a model.
+    """
+    found = {n: value for n, value in vars(batch).items() if isinstance(value, torch.Tensor)}
+    for name, column in vars(batch).items():
+        kinds = set(map(type, column)) if name not in found else set()
+        if kinds & {torch.Tensor, np.ndarray, list} and name not in keep:
+            raise ValueError(
+                f"Field {name!r} has no entry per token, nor is it known how a model takes it for "
+                "several samples. Leave it away in encode_sample, or make the inputs in `batch`, "
+                f"by PackedCollator(packing, keep=({name!r},))"
+            )
+    if batch.images and "images" not in keep:
+        has_patches = "image_grid_thw" in found
+        images: list[Any] = batch.images
+        shapes = {str(getattr(image, "shape", type(image).__name__)) for image in images}
+        is_one = has_patches or len(shapes) == 1
+        if not is_one or not isinstance(images[0], torch.Tensor):
+            raise ValueError(
+                f"Images are not pixel_values of one shape, but {', '.join(sorted(shapes)[:3])}. "
+                "Resize them to tensors of one shape"
+            )
+        found["pixel_values"] = (torch.cat if has_patches else batch_stack)(images)
+    return found
 
 
 def _mask(segment_ids_BL: torch.Tensor) -> torch.Tensor:

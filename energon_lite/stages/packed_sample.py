@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections import UserDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise, repeat
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,13 +28,32 @@ from energon_lite.core.samples import (
     field_of,
     images_of,
 )
+from energon_lite.core.stacking import SERVICE_FIELDS, layout_of
 from energon_lite.loss.means import token_weight
 
-# Fields with one entry per token, which are cut with a sample.
-TOKEN_FIELDS = ("input_ids", "labels", "loss_mask")
+# Masks and weights of answers, as chat templates, TRL and others call them: an entry per token.
+LOSS_MASKS = (
+    "loss_mask", "loss_weights", "assistant_masks", "assistant_mask", "completion_mask",
+    "response_mask", "answer_mask", "label_mask",
+)  # fmt: skip
+# Tensors of processors with a row per image or video, or per patch.
+IMAGE_ROWS = (
+    "image_grid_thw", "video_grid_thw", "pixel_values_videos", "second_per_grid_ts", "image_sizes",
+)  # fmt: skip
 _LOSS_WEIGHTS = ("__loss_weight__", "loss_weight")
+# Fields of samples that a pack uses; all others are joined or listed.
+_USED = {
+    "input_ids", "labels", "position_ids", "attention_mask", "loss_weight", *LOSS_MASKS,
+    *IMAGE_FIELDS,
+}  # fmt: skip
 _NUM_VALUES = torch.Tensor.numel  # half of the time of `len`
-_NUM_DIMENSIONS = attrgetter("ndim")
+_NUM_DIMENSIONS, _DTYPE = attrgetter("ndim"), attrgetter("dtype")
+_INTEGERS = {
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *map(np.dtype, "bBhHiIlLqQ"),
+}  # fmt: skip
+
+
+T = TypeVar("T", bound="PackedSample | PackedBatch")
 
 
 @dataclass(kw_only=True)
@@ -58,7 +79,8 @@ class PackedSample(_PackFields, Sample):
     Attributes:
         input_ids: (T,) int64.
         labels: (T,) int64; `ignore_index` where `loss_weights` is 0, as where `loss_mask` is.
-        position_ids: (T,) int64; 0, 1, 2, ... in each sample.
+        position_ids: (T,) int64; 0, 1, 2, ... in each sample, or those of the samples: (R, T) if
+            they have R rows.
         segment_ids: (T,) int64; 1 for the tokens of the first sample, 2 for those of the second;
             0 for padding. Attention must not reach from one to another.
         loss_weights: (T,) float32; what each token's loss counts, with the loss weight of the
@@ -91,7 +113,7 @@ class PackedBatch(_PackFields, Batch):
     Attributes:
         input_ids: (B, L) int64.
         labels: (B, L) int64; `ignore_index` where `loss_weights` is 0.
-        position_ids: (B, L) int64.
+        position_ids: (B, L) int64; (R, B, L) if samples have R rows of positions.
         segment_ids: (B, L) int64; counted from 1 in each row, 0 for padding.
         loss_weights: (B, L) float32; what `weighted_sum` and `weight_total` want.
         cu_seqlens: (B, S + 1) int32; rows with fewer than S samples repeat their last value, which
@@ -129,27 +151,12 @@ class PackedBatch(_PackFields, Batch):
         """
         if not packs:
             raise ValueError("PackedBatch.from_packs: there is no pack")
-        packing = packing or _AS_NEEDED
-        rows = [_joined(packs)] if packing.layout == "thd" else [_row(p) for p in packs]
-        least = packing.tokens * len(packs) // len(rows) if packing.pads_to_capacity else 0
-        paddings = {"input_ids": packing.pad_id, "labels": packing.ignore_index}
-        columns: dict[str, Any] = {
-            name: _stacked([row[name] for row in rows], paddings.get(name, 0), least)
-            for name in _PER_TOKEN
-        }
-        columns |= {name: _stacked([row[name] for row in rows]) for name in _PER_SAMPLE}
-        segments = [row["image_segments"].tolist() for row in rows]
-        images = [(number, segment) for number, own in enumerate(segments) for segment in own]
-        return cls(
-            __key__=list(chain.from_iterable(pack.__keys__ for pack in packs)),
-            __restore_key__=tuple(pack.__restore_key__ for pack in packs),
-            __sources__=_of_samples(packs, "__sources__", ()),
-            __subflavors__=_of_samples(packs, "__subflavors__", None),
-            max_seqlen=max(pack.max_seqlen for pack in packs),
-            images=list(chain.from_iterable(pack.images for pack in packs)),
-            image_segments=torch.from_numpy(np.array(images, np.int64).reshape(-1, 2)),
-            **columns,
-        )
+        members = [_members(pack) for pack in packs]
+        columns = _Columns([*chain.from_iterable(members)])
+        columns.aligned = [num for p in packs for num in p.cu_seqlens_padded.diff().tolist()]
+        fields = _joined_fields(columns, [*map(len, members)], packing or _AS_NEEDED, is_batch=True)
+        restore_keys = tuple(pack.__restore_key__ for pack in packs)
+        return _with_others(cls(__restore_key__=restore_keys, **fields), columns.others())
 
 
 _PER_TOKEN = ("input_ids", "labels", "position_ids", "segment_ids", "loss_weights")
@@ -157,51 +164,91 @@ _PER_SAMPLE = ("cu_seqlens", "cu_seqlens_padded")
 _AS_NEEDED = Packing(1, pad_to_capacity=False)
 
 
-def _of_samples(packs: Sequence[PackedSample], name: str, missing: Any) -> list[Any]:
-    """Returns a service field of the samples of all packs."""
-    found = (getattr(pack, name) or [missing] * len(pack.__keys__) for pack in packs)
-    return [*chain.from_iterable(found)]
+def sample_bounds(item: PackedSample | PackedBatch) -> Int64Array:
+    """Returns where samples start in all rows, one after the other, and the end of the rows."""
+    rows = np.arange(0, item.input_ids.numel(), item.input_ids.shape[-1])
+    starts = item.cu_seqlens_padded.numpy().reshape(len(rows), -1) + rows[:, None]
+    return np.unique(np.append(starts, item.input_ids.numel()))
 
 
-def _row(pack: PackedSample) -> dict[str, torch.Tensor]:
-    """Returns the fields of which a batch has a row for each pack."""
-    return {name: getattr(pack, name) for name in (*_PER_TOKEN, *_PER_SAMPLE, "image_segments")}
+def counted_positions(item: PackedSample | PackedBatch) -> torch.Tensor:
+    """Returns 0, 1, 2, ... for the tokens of each sample, and 0 for padding."""
+    bounds = sample_bounds(item)
+    counted = np.arange(bounds[-1]) - np.repeat(bounds[:-1], np.diff(bounds))
+    return torch.from_numpy(counted).reshape(item.input_ids.shape) * (item.segment_ids > 0)
 
 
-def _joined(packs: Sequence[PackedSample]) -> dict[str, torch.Tensor]:
-    """Puts packs behind each other; segments and boundaries are counted on."""
-    rows = []
-    segments = tokens = places = 0
-    for pack in packs:
-        row = _row(pack)
-        first = 1 if segments else 0  # the boundary between two packs is one of both
-        row["segment_ids"] = torch.where(pack.segment_ids > 0, pack.segment_ids + segments, 0)
-        row["cu_seqlens"] = pack.cu_seqlens[first:] + tokens
-        row["cu_seqlens_padded"] = pack.cu_seqlens_padded[first:] + places
-        row["image_segments"] = pack.image_segments + segments
-        segments += len(pack.__keys__)
-        tokens, places = int(row["cu_seqlens"][-1]), int(row["cu_seqlens_padded"][-1])
-        rows.append(row)
-    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+def _members(pack: PackedSample) -> list[dict[str, Any]]:
+    """Returns the samples of a pack, with what the pack has of each."""
+    starts, sizes = pack.cu_seqlens_padded.tolist(), pack.cu_seqlens.diff().tolist()
+    images: list[list[Any]] = [[] for _ in sizes]
+    for image, segment in zip(pack.images, pack.image_segments.tolist(), strict=True):
+        images[segment - 1].append(image)
+    columns: dict[str, list[Any]] = {"__key__": pack.__keys__, "images": images}
+    for name in ("input_ids", "labels", "loss_weights"):
+        array = getattr(pack, name).numpy()
+        columns[name] = [array[a : a + num] for a, num in zip(starts, sizes, strict=False)]
+    names = ["__sources__", "__subflavors__", *vars(pack)]
+    if not torch.equal(pack.position_ids, counted_positions(pack)):
+        names.append("position_ids")
+    for name in names:
+        value = getattr(pack, name)
+        if isinstance(value, torch.Tensor) and name not in IMAGE_ROWS:
+            dim = -1 if name == "position_ids" else 0
+            value = [value.narrow(dim, *place) for place in zip(starts, sizes, strict=False)]
+        is_each = isinstance(value, list)
+        columns[name] = value if is_each else [value, *[None] * (len(sizes) - 1)]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _stacked(
-    rows: Sequence[torch.Tensor], padding: int | None = None, least: int = 0
-) -> torch.Tensor:
-    """Stacks rows; short ones are filled with `padding`, None for their last value.
+def _with_others(item: T, values: dict[str, list[Any]]) -> T:
+    """Sets further fields of a pack or a batch of packs.
+
+    An entry per token is joined, rows of images are concatenated; anything else is a list with an
+    entry per sample.
 
     Args:
-        rows: of any lengths.
-        padding: behind short rows.
-        least: entries of a row at least.
+        item: the pack or batch.
+        values: by name, what each sample has; None for nothing.
     """
-    # Through numpy, whose calls take half of the time of torch's.
-    arrays = list(map(torch.Tensor.numpy, rows))
-    stacked = np.empty((len(rows), max(least, *map(len, rows))), arrays[0].dtype)
-    for row, array in zip(stacked, arrays, strict=True):
-        row[: len(array)] = array
-        row[len(array) :] = array[-1:] if padding is None else padding
-    return torch.from_numpy(stacked)
+    if not values:
+        return item
+    lengths = item.cu_seqlens.diff().flatten()
+    sizes = lengths[lengths > 0].tolist()
+    for name, column in values.items():
+        tensors = list(map(_tensor, column))
+        own = [tensor for tensor in tensors if tensor is not None]
+        made: Any = column
+        if name in IMAGE_ROWS:
+            made = torch.cat(own)
+        elif len({tensor.shape[1:] for tensor in own}) == 1 and all(
+            value is None or (tensor is not None and tensor.shape[:1] == (size,))
+            for value, tensor, size in zip(column, tensors, sizes, strict=True)
+        ):
+            tail = own[0].shape[1:]
+            missing = own[0].new_zeros
+            joined = torch.cat(
+                [
+                    missing((size, *tail)) if tensor is None else tensor
+                    for tensor, size in zip(tensors, sizes, strict=True)
+                ]
+            )
+            made = joined.new_zeros((*item.segment_ids.shape, *tail))
+            made[item.segment_ids > 0] = joined
+        if name == "position_ids" and made.ndim > item.segment_ids.ndim:
+            made = made.movedim(-1, 0).contiguous()
+        setattr(item, name, made)
+    return item
+
+
+def _tensor(value: Any) -> torch.Tensor | None:
+    """Returns numbers as a tensor; None for other values."""
+    if isinstance(value, torch.Tensor):
+        return value if value.ndim else None
+    with suppress(ValueError, TypeError):  # texts, lists of several lengths
+        if isinstance(value, (list, tuple, np.ndarray)):
+            return torch.tensor(np.asarray(value))
+    return None
 
 
 def pack_samples(samples: Sequence[Any], packing: Packing) -> PackedSample:
@@ -212,14 +259,16 @@ def pack_samples(samples: Sequence[Any], packing: Packing) -> PackedSample:
             (t,), `loss_mask` (t,) and images: `images` (a list, or (n, C, H, W)), `image` or
             `pixel_values`. Without labels all tokens but the first are predicted. A `loss_mask`
             multiplies the loss weight of each label; a label of weight 0 becomes `ignore_index`.
+            Further fields become attributes: joined if they have an entry per token, else a list
+            with an entry per sample.
         packing: alignment, loss mode, labels, and the capacity that must not be exceeded.
 
     Returns:
         The pack. Its key lists those of the samples.
 
     Raises:
-        FatalSampleError: A sample has no `input_ids`, its fields do not fit together, or all
-            together are above the capacity; names the sample.
+        FatalSampleError: A sample has no `input_ids`, its fields do not fit together, a field is
+            not what its name means, or all together are above the capacity; names the sample.
     """
     if not samples:
         raise ValueError("pack_samples: there is no sample")
@@ -227,9 +276,10 @@ def pack_samples(samples: Sequence[Any], packing: Packing) -> PackedSample:
     fields = _joined_fields(columns, [len(samples)], packing, is_batch=False)
     keys: list[str] = fields.pop("__key__")
     restore_keys = [key or () for key in columns["__restore_key__"] or [()] * len(samples)]
-    return PackedSample(
+    pack = PackedSample(
         __key__=",".join(keys), __restore_key__=("pack", *restore_keys), __keys__=keys, **fields
     )
+    return _with_others(pack, columns.others())
 
 
 class PackColumns(Columns):
@@ -247,7 +297,7 @@ class PackColumns(Columns):
 
     def __init__(self, packs: Sequence[Sequence[Any]], packing: Packing) -> None:
         self.packs, self.packing = packs, packing
-        columns = _Columns([*chain.from_iterable(packs)])
+        self.columns = columns = _Columns([*chain.from_iterable(packs)])
         self.fields = _joined_fields(columns, [*map(len, packs)], packing, is_batch=True)
 
     def samples(self) -> list[PackedSample]:
@@ -256,7 +306,8 @@ class PackColumns(Columns):
 
     def batch(self) -> PackedBatch:
         """Returns the batch."""
-        return PackedBatch(__restore_key__=(), **self.fields)
+        batch = PackedBatch(__restore_key__=(), **self.fields)
+        return _with_others(batch, self.columns.others())
 
 
 class _Places(NamedTuple):
@@ -295,20 +346,17 @@ class _Places(NamedTuple):
             padding = np.full(stop - start, fill)
             parts.insert(sample + 1, torch.from_numpy(padding) if is_tensor else padding)
         if is_tensor:
-            found = torch.cat(parts)
-            if not found.is_floating_point():
-                return np.asarray(found.numpy(), np.int64)
-            parts = list(map(torch.Tensor.numpy, parts))
+            return np.asarray(torch.cat(parts).numpy(), np.int64)
         return np.concatenate(parts, dtype=np.int64, casting="unsafe")
 
 
 def _places(
-    samples: Sequence[Any], sizes: list[int], counts: list[int], packing: Packing, is_batch: bool
+    columns: _Columns, sizes: list[int], counts: list[int], packing: Packing, is_batch: bool
 ) -> _Places:
     """Returns where samples lie.
 
     Args:
-        samples: the samples of all packs.
+        columns: the samples of all packs.
         sizes: their tokens.
         counts: how many samples each pack has.
         packing: how they are packed.
@@ -318,12 +366,12 @@ def _places(
         FatalSampleError: A pack is above the capacity; names a sample.
     """
     align, stops = packing.token_alignment, [*accumulate(counts, initial=0)]
-    aligned = sizes if align == 1 else [-(-size // align) * align for size in sizes]
+    aligned = columns.aligned or [-(-size // align) * align for size in sizes]
     sums = _sums_in_rows(aligned, stops)
     totals = [own[-1] for own in sums]
-    if max(totals) > packing.tokens or 0 in sizes:
+    if (max(totals) > packing.tokens and not columns.aligned) or 0 in sizes:
         for first, stop, total in zip(stops, stops[1:], totals, strict=False):
-            _check_capacity(samples[first:stop], sizes[first:stop], total, packing)
+            _check_capacity(columns.samples[first:stop], sizes[first:stop], total, packing)
     if packing.layout == "thd":  # all in one row
         stops, totals = [0, len(sizes)], [sum(totals)]
         sums = _sums_in_rows(aligned, stops)
@@ -336,12 +384,14 @@ def _places(
     starts, taken = edges[:-1], edges[1:] - edges[:-1]
     paddings: list[tuple[int, int, int]] = []
     if num_rows * length > sum(sizes):
-        for sample in [stop - 1 for stop in stops[1:]] if align == 1 else range(len(sizes)):
+        for sample in [stop - 1 for stop in stops[1:]] if aligned == sizes else range(len(sizes)):
             start, stop = int(starts[sample]) + sizes[sample], int(edges[sample + 1])
             if start < stop:
                 paddings.append((sample, start, stop))
-    bounds = _bounds(sums, is_batch)
-    own_bounds = bounds.copy() if align == 1 else _bounds(_sums_in_rows(sizes, stops), is_batch)
+    bounds = _row_bounds(sums, is_batch)
+    own_bounds = (
+        bounds.copy() if aligned == sizes else _row_bounds(_sums_in_rows(sizes, stops), is_batch)
+    )
     shape = (num_rows, length) if is_batch else (length,)
     return _Places(
         shape, sizes, starts, taken, paddings, segments, [own_bounds, bounds], max(aligned)
@@ -353,7 +403,7 @@ def _sums_in_rows(sizes: list[int], stops: list[int]) -> list[list[int]]:
     return [[*accumulate(sizes[first:stop], initial=0)] for first, stop in pairwise(stops)]
 
 
-def _bounds(sums: list[list[int]], is_batch: bool) -> Int32Array:
+def _row_bounds(sums: list[list[int]], is_batch: bool) -> Int32Array:
     """Returns sums in rows as an array; short rows repeat their last sum."""
     if not is_batch:
         return np.array(sums[0], np.int32)
@@ -373,7 +423,8 @@ def _joined_fields(
         is_batch: whether rows have the shape that `packing` wants; else there is one pack.
     """
     values, sizes = columns.arrays("input_ids")
-    places = _places(columns.samples, sizes, counts, packing, is_batch)
+    columns.check_attention(sizes)
+    places = _places(columns, sizes, counts, packing, is_batch)
     input_ids = places.joined(values, packing.pad_id)
     positions = np.arange(len(input_ids))
     positions -= places.starts.repeat(places.taken)
@@ -411,7 +462,11 @@ class _Columns:
     """The fields of the samples of packs, each looked up in all samples at once."""
 
     def __init__(self, samples: Sequence[Any]) -> None:
+        if any(issubclass(kind, UserDict) for kind in set(map(type, samples))):  # of tokenizers
+            samples = [dict(own) if isinstance(own, UserDict) else own for own in samples]
         self.samples = samples
+        # If they were in packs: the tokens of each with its padding. Their losses are weighted.
+        self.aligned: list[int] = []
         # The names of fields; None where a sample may make up others when it is asked.
         self._names: set[str] | None = None
         self._kinds = set(map(type, samples))
@@ -444,16 +499,84 @@ class _Columns:
             FatalSampleError: A sample lacks the field, or the field has other dimensions.
         """
         values, kinds = self.lookup(name)
-        if kinds == {torch.Tensor} and {*map(torch.Tensor.dim, values)} == {1}:
-            return values, list(map(_NUM_VALUES, values))
-        if kinds != {np.ndarray} or {*map(_NUM_DIMENSIONS, values)} != {1}:
+        are_tensors = kinds == {torch.Tensor}
+        if not (
+            (are_tensors or kinds == {np.ndarray})
+            and {*map(_NUM_DIMENSIONS, values)} == {1}
+            and {*map(_DTYPE, values)} <= _INTEGERS
+        ):
             values = list(map(_array, self.samples, repeat(name), values or repeat(None)))
-        return values, list(map(len, values))
+            are_tensors = False
+        return values, list(map(_NUM_VALUES if are_tensors else len, values))
+
+    def check_attention(self, sizes: list[int]) -> None:
+        """Refuses the padding of a tokenizer, which would fill the pack."""
+        masks = self["attention_mask"] or []
+        for sample, mask, size in zip(self.samples, masks, sizes, strict=bool(masks)):
+            if mask is not None and not _per_token(sample, "attention_mask", mask, size).all():
+                raise FatalSampleError.from_sample(
+                    sample,
+                    "attention_mask has zeros. Padding would fill the pack: tokenize with "
+                    "padding=False, or cut what is hidden off all fields",
+                )
+
+    def others(self) -> dict[str, list[Any]]:
+        """Returns the fields that a pack does not use, and positions that samples have."""
+        names = set().union(*map(_field_names, self.samples if self._names is None else ()))
+        names = names.union(self._names or (), *(layout_of(kind)[1] for kind in self._kinds))
+        names = {name for name in names - _USED if not name.startswith("__")}
+        found = {name: values for name in sorted(names) if (values := self[name]) is not None}
+        for name in found:
+            if hasattr(PackedBatch, name):
+                raise FatalSampleError.from_sample(
+                    self.samples[0], f"it has a field {name!r}, which packs make: rename it"
+                )
+        if (positions := self["position_ids"]) is not None:
+            own = list(map(_own_positions, self.samples, positions))
+            rows = max(own, key=torch.Tensor.dim).shape[1:]
+            found["position_ids"] = [
+                p.reshape(len(p), -1).expand(-1, *rows) if rows else p for p in own
+            ]
+        return found
 
     def images(self) -> list[list[Any]]:
         """Returns the images of each sample; nothing if no sample has any."""
         has_images = any(self.lookup(name)[0] for name in IMAGE_FIELDS)
-        return list(map(images_of, self.samples)) if has_images else []
+        return list(map(_images_of, self.samples)) if has_images else []
+
+
+def _field_names(sample: Any) -> set[str]:
+    """Returns the names of the fields of a sample."""
+    own = sample if isinstance(sample, (dict, UserDict)) else getattr(sample, "__dict__", ())
+    return {*own, *layout_of(type(sample))[1]}
+
+
+def _own_positions(sample: Any, value: Any) -> torch.Tensor:
+    """Returns the positions of the tokens of a sample: (t,), or (t, R) of R rows."""
+    size = len(field_of(sample, "input_ids"))
+    positions = torch.arange(size) if value is None else torch.as_tensor(value)
+    if positions.shape[-1:] != (size,) or positions.dtype not in _INTEGERS:
+        raise FatalSampleError.from_sample(
+            sample,
+            f"position_ids has shape {tuple(positions.shape)} and type {positions.dtype}; make it "
+            f"integers, ({size},) or (rows, {size})",
+        )
+    rows = positions.reshape(-1, size)
+    return rows[0] if len(rows) == 1 else rows.T
+
+
+def _images_of(sample: Any) -> list[Any]:
+    """Returns the images of a sample; of rows of patches, the rows of each image."""
+    names = [name for name in IMAGE_FIELDS if field_of(sample, name) is not None]
+    if len(names) > 1:
+        raise FatalSampleError.from_sample(
+            sample, f"it has {' and '.join(names)}; keep those that the model gets"
+        )
+    grid = field_of(sample, "image_grid_thw")
+    if grid is None or names != ["pixel_values"]:
+        return images_of(sample)
+    patches = torch.as_tensor(field_of(sample, "pixel_values"))
+    return [*torch.split(patches, torch.as_tensor(grid).prod(dim=-1).tolist())]
 
 
 def slice_sample(sample: Any, start: int, stop: int) -> Any:
@@ -463,7 +586,8 @@ def slice_sample(sample: Any, start: int, stop: int) -> Any:
         FatalSampleError: It has no `input_ids`; or it has images, and which of them belong to the
             tokens only the task encoder knows.
     """
-    if field_of(sample, "input_ids") is None:
+    ids = field_of(sample, "input_ids")
+    if ids is None:
         raise FatalSampleError.from_sample(
             sample, f"{type(sample).__name__} has no input_ids to cut; override slice_sample"
         )
@@ -473,12 +597,19 @@ def slice_sample(sample: Any, start: int, stop: int) -> Any:
             "it is longer than a pack and has images; which belong to the tokens that are kept "
             'only you know. Override slice_sample, or use overlong="drop" or "alone"',
         )
+    names = _field_names(sample).difference(IMAGE_ROWS, SERVICE_FIELDS)
+    values = {name: field_of(sample, name) for name in names}
     cut = {
         name: value[start:stop]
-        for name in TOKEN_FIELDS
-        if (value := field_of(sample, name)) is not None
+        for name, value in values.items()
+        if isinstance(value, (list, np.ndarray, torch.Tensor))
+        and getattr(value, "ndim", 1) > 0
+        and len(value) == len(ids)
     }
-    if isinstance(sample, dict):
+    if values.get("position_ids") is not None:  # those of a part begin again
+        rows = torch.as_tensor(values["position_ids"])
+        cut["position_ids"] = rows[..., start:stop] - rows[..., start : start + 1]
+    if isinstance(sample, (dict, UserDict)):
         return {**sample, **cut}
     if isinstance(sample, tuple) and hasattr(sample, "_replace"):
         return sample._replace(**cut)
@@ -504,6 +635,8 @@ def _array(sample: Any, name: str, value: Any) -> npt.NDArray[Any]:
         raise FatalSampleError.from_sample(
             sample, f"{name} has shape {array.shape}; give one entry per token, shape (t,)"
         )
+    if name in ("input_ids", "labels") and array.size and array.dtype.kind not in "iu":
+        raise FatalSampleError.from_sample(sample, f"{name} is {array.dtype}; make it integers")
     return array
 
 
@@ -536,7 +669,7 @@ def _labels(
                 array = _per_token(columns.samples[place], "labels", value, sizes[place])
                 labels[starts[place] : starts[place] + sizes[place]] = array
         places.fill(labels, packing.ignore_index)
-    if not packing.labels_are_shifted:
+    if not packing.labels_are_shifted and not columns.aligned:
         labels[starts] = packing.ignore_index  # nothing of a sample predicts its first token
     return labels
 
@@ -558,22 +691,33 @@ def _loss_weights(
     columns: _Columns, labels: Int64Array, places: _Places, packing: Packing
 ) -> npt.NDArray[np.float32]:
     """Weights of each token's loss; labels of tokens that count nothing become `ignore_index`."""
-    samples, masks = columns.samples, columns["loss_mask"]
+    samples = columns.samples
+    masks = {name: values for name in LOSS_MASKS if (values := columns[name]) is not None}
     has_loss = labels != packing.ignore_index
     own, kinds = columns.lookup(_LOSS_WEIGHTS[0])
     if kinds != {float}:
         has_weights = bool(own) or columns[_LOSS_WEIGHTS[1]] is not None
         own = list(map(loss_weight_of, samples)) if has_weights else [1.0]
-    if packing.loss == "token" and masks is None and set(own) == {1.0}:
-        return np.asarray(has_loss, np.float32)
-    weights = has_loss.astype(np.float64)
+    weights: npt.NDArray[Any] = has_loss.astype(np.float64) if masks else has_loss
     starts = places.starts.tolist()
-    quadruples = zip(samples, starts, places.sizes, masks or (), strict=bool(masks))
-    for sample, start, size, mask in quadruples:
-        if mask is not None:
-            weights[start : start + size] *= _per_token(sample, "loss_mask", mask, size)
+    for name, values in masks.items():
+        for sample, start, size, mask in zip(samples, starts, places.sizes, values, strict=True):
+            if mask is not None:
+                weights[start : start + size] *= _per_token(sample, name, mask, size)
+    wrong = np.flatnonzero((labels < 0) & weights.astype(bool))
+    if len(wrong):
+        number = np.searchsorted(places.starts, wrong[0], side="right") - 1
+        raise FatalSampleError.from_sample(
+            samples[number],
+            f"label {labels[wrong[0]]} at token {wrong[0] - starts[number]} is neither a token nor "
+            f"ignore_index={packing.ignore_index}; set it to ignore_index, or its loss_mask to 0",
+        )
+    if packing.loss == "token" and not masks and set(own) == {1.0}:
+        return np.asarray(weights, np.float32)
+    weights = np.asarray(weights, np.float64)
     targets = np.add.reduceat((weights != 0).astype(np.int64), starts)
-    modes = [token_weight(packing.loss, number) for number in targets.tolist()]
+    loss = "token" if columns.aligned else packing.loss
+    modes = [token_weight(loss, number) for number in targets.tolist()]
     weights *= np.repeat(np.multiply(own, modes), places.taken)
     found = np.asarray(places.fill(weights, 0), np.float32)
     labels[found == 0] = packing.ignore_index

@@ -138,9 +138,6 @@ def test_what_a_model_would_not_know_is_refused_or_kept() -> None:
         batch_of(PackedCollator(by_sample), by_sample)
     kept = batch_of(PackedCollator(by_sample, keep=("loss_weights",)), by_sample)
     assert kept["loss_weights"].sum() == pytest.approx(3)
-    row = {"input_ids": [1, 2], "image": torch.zeros(3, 4, 4)}
-    with pytest.raises(ValueError, match="has 1 images"):
-        PackedCollator(PACKING)([PackedRows([row], PACKING)[0]])
     with pytest.raises(ValueError, match="shift labels again"):
         PackedCollator(Packing(capacity=40, labels_are_shifted=True))
     with pytest.raises(ValueError, match="attention='flash'"):

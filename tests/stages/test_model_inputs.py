@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,86 @@ def test_moved_inputs_keep_their_type_and_weights(texts: Path) -> None:
     assert moved["input_ids"].device.type == "meta"
     assert not mark_valid(inputs)
     assert set(inputs) == ARGUMENTS
+
+
+def sample_of(num: int, **fields: Any) -> dict[str, Any]:
+    return {"__key__": "a", "input_ids": torch.arange(num) + 1, "text": "not an input", **fields}
+
+
+def vision(num: int, grid: list[list[int]]) -> dict[str, Any]:
+    """What a processor of a model with three positions for each token returns."""
+    patches = sum(math.prod(row) for row in grid)
+    return sample_of(
+        num, pixel_values=torch.full((patches, 6), float(num)), image_grid_thw=torch.tensor(grid),
+        mm_token_type_ids=[1] * num, position_ids=torch.arange(num).expand(3, -1) * num,
+    )  # fmt: skip
+
+
+def inputs_of(*packs: list[dict[str, Any]], **settings: Any) -> Any:
+    packing = Packing(8)
+    return PackedCollator(packing, **settings)([pack_samples(pack, packing) for pack in packs])
+
+
+def test_inputs_of_a_processor_are_among_those_of_the_model() -> None:
+    three = sample_of(3, position_ids=torch.arange(3).expand(3, -1))
+    inputs = inputs_of([vision(2, [[1, 2, 2]]), three], [vision(4, [[1, 2, 2], [1, 4, 2]])])
+    assert set(inputs) == ARGUMENTS | {"pixel_values", "image_grid_thw", "mm_token_type_ids"}
+    assert inputs["pixel_values"][:, 0].tolist() == [2] * 4 + [4] * 12
+    assert inputs["image_grid_thw"].tolist() == [[1, 2, 2], [1, 2, 2], [1, 4, 2]]
+    assert inputs["mm_token_type_ids"].tolist() == [[1, 1] + [0] * 6, [1] * 4 + [0] * 4]
+    text, *rows = inputs["position_ids"].tolist()
+    assert text == [[0, 1, 0, 1, 2, 0, 0, 0], [0, 1, 2, 3, 0, 0, 0, 0]]
+    assert rows == [[[0, 2, 0, 1, 2, 0, 0, 0], [0, 4, 8, 12, 0, 0, 0, 0]]] * 3
+
+
+def test_images_of_one_shape_are_stacked_as_pixel_values() -> None:
+    images = [torch.full((3, 2, 2), float(n)) for n in range(3)]
+    packs = [[sample_of(2, pixel_values=images[:2]), sample_of(1)], [sample_of(2, image=images[2])]]
+    assert torch.equal(inputs_of(*packs)["pixel_values"], torch.stack(images))
+    assert len(inputs_of(*packs, keep=("images",))["images"]) == 3
+
+
+GRID = {"image_grid_thw": torch.tensor([[1, 1, 1]]), "pixel_values": torch.ones(1, 6)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "settings", "words"),
+    [
+        ({"boxes": torch.ones(3, 4)}, {}, "Field 'boxes' has no entry per token"),
+        ({"image": torch.ones(3, 2, 2), "input_ids": [1]}, {}, r"but .*3, 2, 2.*, .*3, 4, 4"),
+        ({"image": b"jpeg"}, {}, "one shape, but bytes"),
+        (GRID, {}, r"Samples have image_grid_thw, and .*`position_ids` \(3, t\)"),
+        ({"position_ids": [1, 2]}, {}, "position_ids other than 0, 1, 2"),
+    ],
+)
+def test_what_a_model_would_not_get_or_misread_is_an_error(fields, settings, words) -> None:
+    pictures = {"image": torch.ones(3, 4, 4)} if "input_ids" in fields else {}
+    packs = [[sample_of(2, **pictures)], [sample_of(2, **fields)]]
+    with pytest.raises(ValueError, match=words) as caught:
+        inputs_of(*packs, **settings)
+    assert len(str(caught.value)) < 300
+
+
+def test_kept_fields_are_inputs_as_they_are() -> None:
+    kept = inputs_of([sample_of(2, boxes=torch.ones(3, 4), **GRID)], keep=("boxes", "position_ids"))
+    assert [len(boxes) for boxes in kept["boxes"]] == [3]
+    masked = inputs_of([sample_of(2, position_ids=[1, 2])], attention="mask")
+    assert masked["position_ids"][0, :3].tolist() == [1, 2, 0]
+
+
+class Pictures(Text):
+    """Pictures of two sizes."""
+
+    @stateless
+    def encode_sample(self, sample: TextSample) -> dict[str, Any]:
+        image = torch.zeros(3, 2 + int(sample.__key__) % 2, 2)
+        return super().encode_sample(sample) | {"images": [image]}
+
+
+def test_error_of_a_pack_of_many_samples_is_short(texts: Path) -> None:
+    with pytest.raises(FatalSampleError, match="not pixel_values of one shape") as caught:
+        next(iter(loader_of(texts, Pictures(capacity=400))))
+    assert len(str(caught.value)) < 300
 
 
 def weighted(root: Path, texts: Path) -> Path:

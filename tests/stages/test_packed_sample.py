@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +23,7 @@ from energon_lite import (
 )
 from energon_lite.core.samples import SourceInfo, field_of
 from energon_lite.loss.means import token_weight
-from energon_lite.stages.packed_sample import PackColumns
+from energon_lite.stages.packed_sample import LOSS_MASKS, PackColumns, slice_sample
 
 from ..conftest import examples
 
@@ -51,6 +53,10 @@ def three(**fields: Any) -> list[Encoded]:
         sample("b", [21], **fields),
         sample("c", [31, 32], **fields),
     ]
+
+
+def ids(**fields: Any) -> dict[str, Any]:
+    return {"__key__": "a", "input_ids": [5, 6, 7], **fields}
 
 
 def lists(value: Any) -> dict[str, Any]:
@@ -184,6 +190,29 @@ def test_pack_above_its_capacity_names_the_longest_sample() -> None:
         ({"__key__": "a", "input_ids": torch.tensor(1)}, r"'a': input_ids has shape \(\)"),
         ({"__key__": "a", "input_ids": [1, 2], "labels": [1]}, "2 input_ids and 1 labels"),
         ({"__key__": "a", "input_ids": [1, 2], "loss_mask": [1]}, "2 input_ids and 1 loss_mask"),
+        *(
+            (
+                {"__key__": "a", "input_ids": make(ids)},
+                f"'a': input_ids is {kind}; make it integers",
+            )
+            for ids, kind in (([1.5, 2.0], r"float\d+"), ([True, False], "bool"))
+            for make in (list, np.array, torch.tensor)
+        ),
+        (ids(labels=[0.5, 1.0, 2.0]), "'a': labels is float64; make it integers"),
+        (
+            ids(labels=[5, -1, 7]),
+            r"'a': label -1 at token 1 is neither a token nor ignore_index=-100",
+        ),
+        (ids(input_ids=[5, -200, 7]), "'a': label -200 at token 1 is neither a token"),
+        (ids(attention_mask=[1, 1, 0]), "'a': attention_mask has zeros. .* padding=False"),
+        (ids(attention_mask=torch.ones(3, 3)), r"'a': attention_mask has shape \(3, 3\)"),
+        (ids(assistant_masks=[1]), "3 input_ids and 1 assistant_masks"),
+        (ids(position_ids=[0.0, 1.0, 2.0]), r"position_ids has shape \(3,\) and type torch.float"),
+        (ids(position_ids=torch.ones(3, 2)), r"position_ids has shape \(3, 2\)"),
+        (ids(position_ids=torch.tensor(3)), r"position_ids has shape \(\)"),
+        (ids(segment_ids=[1, 1, 1]), "it has a field 'segment_ids', which packs make: rename it"),
+        (ids(to="cpu"), "it has a field 'to', which packs make"),
+        (ids(images=[], image=torch.ones(3, 2, 2)), "it has images and image; keep those that"),
     ],
 )
 def test_sample_that_cannot_be_packed_is_named(value, text) -> None:
@@ -208,6 +237,104 @@ def test_sample_that_cannot_be_packed_is_named(value, text) -> None:
 def test_what_makes_no_pack_is_refused(call, text) -> None:
     with pytest.raises(ValueError, match=text):
         call()
+
+
+@pytest.mark.parametrize("name", LOSS_MASKS)
+@pytest.mark.parametrize("make", [list, np.array, torch.tensor])
+def test_answer_masks_of_any_name_multiply_the_loss_weights(name, make) -> None:
+    samples = [ids(**{name: make([0, 1, 0])}), ids(), ids(**{name: make([1, 1, 1])})]
+    pack = pack_samples(samples, Packing(12))
+    assert pack.loss_weights.tolist() == [0, 1, 0, 0, 1, 1, 0, 1, 1]
+    assert pack.labels.tolist() == [-100, 6, -100, -100, 6, 7, -100, 6, 7]
+    other = "loss_mask" if name != "loss_mask" else "loss_weights"
+    both = pack_samples([ids(**{other: [0, 1, 0.5], name: make([0, 0, 1])})], Packing(12))
+    assert both.loss_weights.tolist() == [0, 0, 0.5]
+
+
+def test_labels_below_0_may_be_where_nothing_counts() -> None:
+    sample = ids(labels=[-1, -1, 7], loss_mask=[1, 0, 1])
+    assert pack_samples([sample], Packing(12)).labels.tolist() == [-100, -100, 7]
+    assert pack_samples([ids(labels=[5, -1, 7])], Packing(12, ignore_index=-1)).labels[1] == -1
+
+
+class Fields(NamedTuple):
+    """Samples of every further kind of field; the last one has none of them."""
+
+    input_ids: Any
+    token_type_ids: Any = None
+    scores: Any = None
+    embeddings: Any = None
+    position_ids: Any = None
+    image_grid_thw: Any = None
+    text: Any = None
+    boxes: Any = None
+    attention_mask: Any = None
+
+
+def further(num: int, rows: int) -> Fields:
+    ids = torch.arange(num) + 10 * num
+    positions = torch.arange(num) + 5
+    return Fields(
+        ids, [1] * num, np.full(num, 0.5, np.float32), torch.full((num, 2), num),
+        positions if rows == 1 else torch.stack([positions] * rows), [[1, 2, num]] * 2,
+        f"text {num}", torch.ones(num + 1, 4), torch.ones(num, dtype=torch.int64),
+    )  # fmt: skip
+
+
+AS: dict[str, Any] = {
+    "dict": Fields._asdict,
+    "UserDict": lambda fields: UserDict(fields._asdict()),
+    "NamedTuple": lambda fields: fields,
+    "attributes": lambda fields: SimpleNamespace(**fields._asdict()),
+}
+
+
+@pytest.mark.parametrize("kind", AS)
+@pytest.mark.parametrize("settings", [{}, {"layout": "thd"}, {"align": 4}])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_every_field_of_a_sample_is_in_its_pack(kind, settings, rows) -> None:
+    packing = Packing(16, **settings)
+    packs = [[further(2, rows), further(3, rows)], [Fields(torch.tensor([7])), further(5, rows)]]
+    samples = [[AS[kind](sample) for sample in pack] for pack in packs]
+    made = [pack_samples(pack, packing) for pack in samples]
+    for batch in (PackColumns(samples, packing).batch(), PackedBatch.from_packs(made, packing)):
+        is_token = batch.segment_ids > 0
+        assert batch.token_type_ids[is_token].tolist() == [1] * 5 + [0] + [1] * 5
+        assert batch.scores[is_token].tolist() == [0.5] * 5 + [0] + [0.5] * 5
+        assert batch.scores.dtype == torch.float32
+        assert batch.embeddings.shape == (*batch.input_ids.shape, 2)
+        assert batch.embeddings[is_token][:, 1].tolist() == [2, 2, 3, 3, 3, 0] + [5] * 5
+        assert not batch.embeddings[~is_token].any()
+        positions = batch.position_ids if rows == 1 else batch.position_ids[2]
+        assert batch.position_ids.shape[:-2] == (() if rows == 1 else (3,))
+        assert positions[is_token].tolist() == [5, 6, 5, 6, 7, 0, 5, 6, 7, 8, 9]
+        assert batch.image_grid_thw.tolist() == [[1, 2, n] for n in (2, 2, 3, 3, 5, 5)]
+        assert batch.text == ["text 2", "text 3", None, "text 5"]
+        assert [None if b is None else len(b) for b in batch.boxes] == [3, 4, None, 6]
+        assert not hasattr(batch, "attention_mask")
+    for pack, own in zip(made, packs, strict=True):
+        assert pack.text == [sample.text for sample in own]
+        assert pack.token_type_ids.shape == pack.input_ids.shape
+
+
+def test_rows_of_patches_are_split_into_images() -> None:
+    grid = torch.tensor([[1, 2, 2], [1, 2, 4]])
+    patches = torch.arange(12.0)[:, None]
+    sample = ids(pixel_values=patches, image_grid_thw=grid)
+    batch = PackColumns([[ids(), sample], [sample]], Packing(8)).batch()
+    assert [len(image) for image in batch.images] == [4, 8, 4, 8]
+    assert torch.equal(torch.cat(batch.images), torch.cat([patches, patches]))
+    assert batch.image_segments.tolist() == [[0, 2], [0, 2], [1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize("kind", ["dict", "UserDict", "NamedTuple"])
+def test_a_part_has_its_entries_of_all_fields(kind) -> None:
+    sample = further(5, 1)._replace(image_grid_thw=None)
+    part = slice_sample(AS[kind](sample), 2, 4)
+    assert [len(field_of(part, name)) for name in Fields._fields[:4]] == [2] * 4
+    assert field_of(part, "position_ids").tolist() == [0, 1]  # it is a sample of its own
+    assert field_of(part, "text") == "text 5"
+    assert len(field_of(part, "boxes")) == 6
 
 
 def alone(sample: Any, packing: Packing) -> tuple[list[int], list[int], list[float]]:
@@ -242,11 +369,12 @@ class Named(NamedTuple):
 @st.composite
 def encoded(draw: Any) -> Any:
     num = draw(st.integers(1, 6))
-    numbers = st.lists(st.integers(-100, 300), min_size=num, max_size=num)
+    numbers = st.lists(st.integers(0, 300), min_size=num, max_size=num)
     make = draw(st.sampled_from([list, np.array, lambda v: np.array(v, np.int32), torch.tensor]))
     fields: dict[str, Any] = {"__key__": "a", "input_ids": make(draw(numbers))}
     if draw(st.booleans()):
-        fields["labels"] = draw(numbers)
+        ignored = st.sampled_from([-5, 7, 8, 300])
+        fields["labels"] = draw(st.lists(ignored, min_size=num, max_size=num))
     if draw(st.integers(0, 3)) == 0:
         fields["loss_mask"] = draw(st.lists(st.booleans(), min_size=num, max_size=num))
     if draw(st.integers(0, 3)) == 0:

@@ -187,7 +187,8 @@ def test_blend_of_tokens_counts_what_comes_into_packs(root, tmp_path) -> None:
     class Mixed(Packs):
         def changed(self, sample: TextSample, encoded: dict[str, Any]) -> dict[str, Any]:
             is_long = sample.__restore_key__[0] == "long" and number_of(sample) % 2
-            return {**encoded, "input_ids": torch.ones(100)} if is_long else encoded
+            ids = torch.ones(100, dtype=torch.int64)
+            return {**encoded, "input_ids": ids} if is_long else encoded
 
     for overlong in ("drop", "truncate", "split"):
         loader = get_savable_loader(training(blend, Mixed(overlong=overlong)), max_skip_rate=1)

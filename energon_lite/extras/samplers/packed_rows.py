@@ -84,9 +84,11 @@ def _indices(item: int | Iterable[int]) -> list[int]:
 class PackedCollator:
     """Makes the inputs of a Hugging Face model of packs: a `collate_fn`.
 
-    They are `input_ids`, `labels` and `position_ids`, each (B, L), and what keeps samples of a pack
-    apart. Tokens that do not count in the loss have the label -100. A task encoder makes the same
-    of its packs with `Packing(output="huggingface")`.
+    They are `input_ids`, `labels` and `position_ids`, each (B, L), what keeps samples of a pack
+    apart, and what a processor made besides: fields with an entry per token, `pixel_values`,
+    `image_grid_thw`, and positions (4, B, L) of samples that have three rows. Tokens that do not
+    count in the loss have the label -100. A task encoder makes the same of its packs with
+    `Packing(output="huggingface")`.
 
     Args:
         packing: as of the packs; its `layout` and `pad_to_capacity` say how large a batch is.
@@ -103,7 +105,8 @@ class PackedCollator:
     Raises:
         ValueError: The packs have labels that are shifted already, or `attention` is unknown. A
             batch has loss weights that are not 0 or 1, which a model's own loss does not know, and
-            `add_loss_weights` is None; or it has images; and they are not in `keep`.
+            `add_loss_weights` is None; or tensors that are no inputs of a model, and are not in
+            `keep`.
     """
 
     packing: Packing
