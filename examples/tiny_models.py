@@ -11,7 +11,9 @@ from transformers import (
     LlamaForCausalLM,
     LlavaConfig,
     LlavaForConditionalGeneration,
+    LlavaProcessor,
     PreTrainedTokenizerFast,
+    SiglipImageProcessorPil,
     SiglipVisionConfig,
 )
 
@@ -72,3 +74,14 @@ def make_llava(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGenerat
         vision_feature_layer=-1,
     )
     return LlavaForConditionalGeneration(config)
+
+
+def make_llava_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
+    """Resizes pictures to 32 x 32 pixels, and writes `<|image|>` 16 times in place of each one."""
+    return LlavaProcessor(
+        SiglipImageProcessorPil(size={"height": 32, "width": 32}),
+        tokenizer,
+        patch_size=8,
+        vision_feature_select_strategy="full",
+        image_token="<|image|>",
+    )

@@ -36,7 +36,7 @@ from energon_lite.loader.workers.rank_feed import Delivery, Mark, PassStart
 from energon_lite.loader.workers.watchdog import Watchdog
 from energon_lite.loader.workers.worker_pool import WorkerPool
 from energon_lite.sources.expected_reads import announce
-from energon_lite.stages.loss_weights import warn_of_unused_weights
+from energon_lite.stages.loss_weights import LossWatch, warn_of_unused_weights
 
 T = TypeVar("T")
 
@@ -92,6 +92,7 @@ class RankRun(Generic[T]):
         self.is_last = False
         self._even: EvenPass | None = None
         self._may_warn = dataset.traits.unasked_weights and config.rank == 0
+        self._loss_watch = LossWatch()
         self._deliveries: WorkerPool | None = None
         self._place = self._mark  # where the run stood after the last step that was done
         # The second also after a step that was broken off twice.
@@ -243,6 +244,8 @@ class RankRun(Generic[T]):
             if self._may_warn:
                 self._may_warn = False
                 warn_of_unused_weights(delivery.item)
+            if self._loss_watch.is_on:
+                self._loss_watch(delivery.item)
             yield delivery.item
         self._check_failures(is_end=True)
 

@@ -11,15 +11,19 @@ import torch
 
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.keys import leaves
-from energon_lite.core.samples import Batch, Sample
+from energon_lite.core.samples import Batch, Sample, field_of
+from energon_lite.core.stacking import IGNORE_INDEX
 from energon_lite.core.stage import PerItemStage, StageCursor
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.topology import Stream
 from energon_lite.loss.causal_lm import WeightedLabels
 from energon_lite.stages.model_inputs import ModelInputs
+from energon_lite.stages.packed_sample import LOSS_MASKS
 
 T = TypeVar("T")
 
+# Batches without a loss until a run warns.
+NUM_WITHOUT_LOSS = 100
 logger = logging.getLogger(__name__)
 
 
@@ -53,6 +57,34 @@ def warn_of_unused_weights(item: Any) -> None:
             "False, to train without weights, or where your own fields have them.",
             type(item).__name__,
         )
+
+
+class LossWatch:
+    """Warns once if no token has a loss in the first batches of a run."""
+
+    num_batches, is_on = 0, True
+
+    def __call__(self, item: Any) -> None:
+        """Looks at a batch, up to the first one with a loss."""
+        labels = field_of(item, "labels")
+        names = ("loss_weight", *LOSS_MASKS)
+        values = [field_of(item, name) for name in names]
+        if isinstance(labels, WeightedLabels):
+            values.append(labels["loss_weights"])
+        elif isinstance(labels, torch.Tensor):
+            values.append(labels.ne(IGNORE_INDEX))
+        weights = [value for value in values if isinstance(value, torch.Tensor)]
+        self.num_batches += 1
+        if not weights or all(weight.any() for weight in weights):
+            self.is_on = False
+        elif self.num_batches == NUM_WITHOUT_LOSS:
+            self.is_on = False
+            logger.warning(
+                "No token has a loss in the first %d batches: their loss weights or labels count "
+                "nothing. Look at labels and loss_mask (a chat template without generation marks "
+                "returns masks of 0), and at the loss_weight of the sources.",
+                NUM_WITHOUT_LOSS,
+            )
 
 
 class LossWeightDataset(PerItemStage[T]):

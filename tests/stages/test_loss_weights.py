@@ -15,6 +15,7 @@ from energon_lite import (
     Batch,
     DefaultTaskEncoder,
     MixBatchDataset,
+    Packing,
     SavableDataset,
     TextSample,
     WorkerConfig,
@@ -336,3 +337,45 @@ def test_mixed_batches_have_an_entry_per_sample(sets, carrier, weights) -> None:
     run = StreamRun(mixed, Stream(0, 1))
     for _ in range(12):
         assert_weighs(read(next(run)), [of[leaf[0]] for leaf in leaves(run.key)])
+
+
+class Masked(DefaultTaskEncoder):
+    """Batches of tokens, of which none has a loss before number `first`."""
+
+    def __init__(self, form: str, first: int = 1 << 30) -> None:
+        super().__init__()
+        self.form, self.first = form, first
+        if form in ("packed_batch", "huggingface"):
+            self.packing = Packing(64, output=form)
+
+    @stateless
+    def encode_sample(self, sample: TextSample) -> dict[str, Any]:
+        ids = torch.tensor(list(sample.text.encode()))
+        mask = torch.full((len(ids),), self.current_batch_index >= self.first)
+        if self.form == "labels":
+            return {"input_ids": ids, "labels": ids.masked_fill(~mask, -100)}
+        return {"__key__": sample.__key__, "input_ids": ids, "assistant_masks": mask}
+
+    def sample_length(self, sample: dict[str, Any]) -> int:
+        return len(sample["input_ids"])
+
+
+@pytest.mark.parametrize("form", ["packed_batch", "huggingface", "labels", "mask"])
+@pytest.mark.parametrize("first", [0, 99, 1 << 30])
+def test_run_without_any_loss_warns_once(sets, caplog, form, first) -> None:
+    settings = {"batch_size": 1, "worker_config": ONE, "shuffle_buffer_size": None}
+    loader = get_savable_loader(
+        get_train_dataset(sets / "a", task_encoder=Masked(form, first), **settings)
+    )
+    for number, _ in enumerate(islice(loader, 210), 1):
+        warnings = [r for r in caplog.messages if r.startswith("No token has a loss in the first")]
+        assert len(warnings) == (number >= 100 and first > 100)
+
+
+@pytest.mark.parametrize(("weight", "num"), [(0, 1), (0.5, 0)])
+def test_run_of_sources_without_a_loss_warns_once(sets, caplog, weight, num) -> None:
+    loader = get_savable_loader(
+        get_train_dataset(sets / "a", batch_size=1, worker_config=ONE, loss_weight=weight)
+    )
+    assert len([*islice(loader, 150)]) == 150
+    assert sum("No token has a loss" in message for message in caplog.messages) == num

@@ -54,6 +54,11 @@ def test_example_resumes(name: str, package: str, options: list[str], claim: str
     assert claim in run(tmp_path, str(REPO / "examples" / f"{name}.py"), *options)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="make trainers has it")
+def test_packs_of_a_processor_train_in_the_trainer(tmp_path: Path) -> None:
+    assert "\nloss: " in run(tmp_path, str(REPO / "examples/vlm_hf.py"), "--steps", "8")
+
+
 @pytest.mark.skipif(
     importlib.util.find_spec("lightning") is None, reason="make trainers runs it; slow elsewhere"
 )
