@@ -22,9 +22,8 @@ _INSTEAD = {
     "transport": "or send less: uint8 pictures, no fields that are not used",
 }
 _MANY_SKIPS = 0.05  # of the samples drawn
-# Draws of each stream by which a source may be off: five, and for tokens those whose length is not
-# known yet; and the share from which it matters.
-_SLACK, _NOTICED = {"samples": 5, "tokens": 21}, 0.01
+# Draws of each stream by which a blend may be off; and the difference of a share that matters.
+_ALLOWED_DRAWS, _NOTICED = 5, 0.02
 _LEAST_GROWTH, _NOTICED_GROWTH = 2**27, 0.1  # bytes, and of the memory at half time
 Times = Mapping[str, float]
 
@@ -94,11 +93,13 @@ def alerts(
         )
     worst = max(sources, key=lambda name: abs(sources[name]["given"] - sources[name]["asked"]))
     asked, given = sources[worst]["asked"], sources[worst]["given"]
-    longest = max(row[unit] / max(1, row["samples"]) for row in rows)
-    slack = _SLACK[unit] * num_streams + sum(max(0, row["read_ahead"]) for row in rows)
-    off = abs(given - asked)
-    if num_streams and off > _NOTICED and off * sum(row[unit] for row in rows) > slack * longest:
-        yield f"The blend is off: {worst} has {given:.1%} of the {unit}, and {asked:.1%} are asked"
+    amount, samples, ahead = (
+        sum(row[key] for row in rows) for key in (unit, "samples", "read_ahead")
+    )
+    off, allowed = abs(given - asked), _ALLOWED_DRAWS * num_streams * amount / max(1, samples)
+    if num_streams and off > _NOTICED and off * amount > allowed:
+        text = f"; {ahead:,.0f} samples are read ahead into buffers" if ahead > 0 else ""
+        yield f"The blend is off: {worst} has {given:.1%} of the {unit}, not {asked:.1%}{text}"
     half = memory[len(memory) // 2] if len(memory) > 3 else math.inf
     if memory and memory[-1] - half > max(_LEAST_GROWTH, _NOTICED_GROWTH * half):
         yield (
