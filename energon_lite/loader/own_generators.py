@@ -16,7 +16,7 @@ from energon_lite.storage.files import warn_once
 _KINDS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 _GLOBAL = (np.random.mtrand._rand, random._inst, torch.default_generator)
 # Objects that are looked at, and parts of each: the vocabulary of a tokenizer has 100,000.
-_MOST, _MOST_PARTS = 2_000, 50
+_MOST, _MOST_PARTS = 5_000, 200
 
 
 def warn_of_own_generators(dataset: AnyDataset) -> None:
@@ -39,7 +39,7 @@ def warn_of_own_generators(dataset: AnyDataset) -> None:
             if isinstance(value, FunctionType):
                 parts = gc.get_referents(*value.__closure__ or ())
             else:
-                parts = [] if isinstance(value, (type, ModuleType)) else gc.get_referents(value)
+                parts = [] if isinstance(value, ModuleType) else gc.get_referents(value)
             if not isinstance(value, (dict, list, tuple)):
                 owner = getattr(value, "__qualname__", type(value).__name__)
             waiting += [(owner, part) for part in parts[:_MOST_PARTS]]

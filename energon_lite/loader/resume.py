@@ -335,8 +335,7 @@ def counts_in(states: Sequence[Mapping[str, Any]]) -> list[dict[str, dict[str, f
 def _checked_config(state: Any, read: Callable[[Any], tuple[str, Any]]) -> tuple[str, Any] | None:
     """Returns digest and configuration of an unchanged state; None if another rank's has it."""
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        what = f"{type(state).__name__} is not a loader state of energon_lite: pass what "
-        what += "save_state_rank() or state_dict() returned, after reading it from its file"
+        what = f"{type(state).__name__} is not a loader state of energon_lite; read its file"
         if isinstance(state, Mapping) and STATE_KEY in state:
             what = "this is what state_dict() returned; pass it to load_state_dict()"
         raise StateError(what)

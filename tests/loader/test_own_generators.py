@@ -43,6 +43,13 @@ class Marked(Attribute):
         return sample
 
 
+class OfClass(DefaultTaskEncoder):
+    kept = np.random.default_rng(0)
+
+    def encode_sample(self, sample: Any) -> Any:
+        return sample
+
+
 def in_closure(generator: Any) -> Any:
     class Closure(DefaultTaskEncoder):
         def encode_sample(self, sample: Any) -> Any:
@@ -79,6 +86,7 @@ def warnings_of(texts: Any, encoder: Any, caplog: pytest.LogCaptureFixture) -> l
         (Attribute([1, {"flip": Holder(random.Random(0))}]), "Holder"),
         (Attribute(Holder(Holder(torch.Generator()))), "Holder"),
         (in_closure(np.random.default_rng(0)), "in_closure.<locals>.Closure.encode_sample"),
+        (OfClass(), "OfClass"),
         (in_partial(random.Random(0)), "partial"),
     ],
 )

@@ -73,7 +73,7 @@ def test_integers_of_workers_are_checked_by_name(name: str, value: Any) -> None:
 
 def test_the_name_of_a_file_is_no_state(texts) -> None:
     loader = loader_from(train(texts))
-    with pytest.raises(StateError, match=r"str is not a loader state .* from its file"):
+    with pytest.raises(StateError, match=r"str is not a loader state .*; read its file"):
         loader.load_state_dict("last.pt")  # type: ignore[arg-type]
 
 
