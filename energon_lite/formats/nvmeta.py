@@ -17,8 +17,8 @@ import numpy as np
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, did_you_mean
 from energon_lite.core.seeds import key_of
-from energon_lite.formats.other_data import how_to_convert
 from energon_lite.formats.tar import BLOCK
+from energon_lite.names.energon_modules import import_name
 from energon_lite.storage import files
 from energon_lite.storage.braces import check_num_names, expand
 from energon_lite.storage.files import is_there, map_file, warn_once, write_atomically
@@ -36,6 +36,7 @@ _MAX_SAMPLES = 1 << 40
 # Each part is opened on its own, which takes time in proportion to the whole file.
 MAX_PARTS = 1000
 _LONGEST_PATH = 4096
+_CONVERT = "energon_lite.extras.prepare.other_data:how_to_convert"
 
 
 # ------------------------------------------------------------------------------------ .tar.idx
@@ -185,9 +186,8 @@ def not_prepared(root: PurePath) -> FileNotFoundError | DatasetFormatError:
         more = f" and {len(below) - 10} more" if len(below) > 10 else ""
         names = ", ".join(below[:10]) + more
         prepare = f"of its folders {names} are: give the path of one, or of a metadataset"
-    remedy = f"; {prepare}"
-    if not below and (answer := how_to_convert(root)):
-        remedy = f".{answer}"
+    answer = "" if below else import_name(_CONVERT)(root)
+    remedy = f".{answer}" if answer else f"; {prepare}"
     return FileNotFoundError(f"{text} (no {META}/{INFO_JSON}){remedy}")
 
 
@@ -195,7 +195,7 @@ def no_folder(path: PurePath) -> str:
     """Describes a file in the place of a dataset's folder."""
     return (
         f"{path} is a file; give the path of a folder of .tar files, or of a .jsonl file."
-        f"{how_to_convert(path)}"
+        f"{import_name(_CONVERT)(path)}"
     )
 
 

@@ -156,6 +156,35 @@ def test_missing_keys_are_an_error_that_counts_and_names_them(root: Path) -> Non
     assert not list((root / "meta.yaml.cache").glob("*"))
 
 
+@pytest.mark.parametrize("nonmatch", ["error", "skip"])
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ([f"e/{key}" for key in KEYS], "The key here is 'e/d/0.*', not 'd/0"),
+        ([key.upper() for key in KEYS], "The key here is 'D/0.*', not 'd/0"),
+        ([*KEYS, *(f"x{i}" for i in range(12))], "not in this split part"),
+    ],
+)
+def test_cause_of_missing_keys_is_named(root: Path, nonmatch: str, keys, words) -> None:
+    texts(root / "c", keys)
+    (root / "c/.nv-meta/split.yaml").write_text(
+        "split_parts: {train: [s2.tar], val: [s0.tar, s1.tar]}\n"
+        if len(keys) > len(KEYS)
+        else "split_parts: {train: [s0.tar, s1.tar, s2.tar]}\n"
+    )
+    content = joined(root, nonmatch)
+    content["splits"]["train"]["join"][1]["path"] = str(root / "c")
+    with pytest.raises(DatasetFormatError, match=words) as caught:
+        rows_of(file_of(root, content))
+    assert "nonmatch" not in str(caught.value)
+
+
+def test_shard_that_is_listed_twice_is_named(root: Path) -> None:
+    (root / "b/.nv-meta/split.yaml").write_text("split_parts: {train: [s0.tar, s1.tar, s0.tar]}\n")
+    with pytest.raises(DatasetFormatError, match="List no shard twice in the split file"):
+        prepare_metadataset(file_of(root, joined(root)))
+
+
 def test_map_of_datasets_names_the_arguments(root: Path) -> None:
     content = joined(root)
     left, right = content["splits"]["train"]["join"]

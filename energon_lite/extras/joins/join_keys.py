@@ -220,12 +220,37 @@ def _count(
     report.missing[name], report.unused[name] = len(missing), unused
     report.listed[name] = primary.keys(missing[:_LISTED])
     if len(missing) and side.nonmatch == "error":
+        remedy = why_unmatched(side, report.listed[name]) or (
+            "Write `nonmatch: skip` (drop the rows) or `nonmatch: none` (the joiner gets None) "
+            "beside its path, or add the samples"
+        )
         raise DatasetFormatError(
             f"{side.root}: {len(missing):,} of {report.samples:,} samples of {primary.root} have "
-            f"no match here, as {', '.join(map(repr, report.listed[name]))}. Write `nonmatch: "
-            "skip` (drop the rows) or `nonmatch: none` (the joiner gets None) beside its path, or "
-            "add the samples"
+            f"no match here, as {', '.join(map(repr, report.listed[name]))}. {remedy}"
         )
+
+
+def why_unmatched(side: JoinSide, keys: Sequence[str]) -> str:
+    """Describes where the matches of samples are instead, by their keys; empty if nowhere."""
+    with IndexDatabase(side.root) as index:
+        elsewhere = [*(index.sample_indices(keys) or {})]
+    if elsewhere:
+        return (
+            f"{elsewhere[0]!r} is in this dataset, but not in this split part, or excluded: join "
+            "the split part that has it, or prepare both datasets with the same split"
+        )
+    wanted = {_last_name(key): key for key in keys}
+    for key in side.keys(side.kept()[:_COMPARED]):
+        if _last_name(key) in wanted:
+            return (
+                f"The key here is {key!r}, not {wanted[_last_name(key)]!r}: write the tars so that "
+                "both have the same folders and capitals in their names"
+            )
+    return ""
+
+
+def _last_name(key: str) -> str:
+    return key.rpartition("/")[2].lower()
 
 
 class _Shard(NamedTuple):
@@ -274,7 +299,8 @@ def _check_unique(side: JoinSide, hashes: Int64Array, positions: Int64Array) -> 
         keys = ", ".join(map(repr, side.keys(again[:_LISTED])))
         raise DatasetFormatError(
             f"{side.root}: {len(again):,} samples have a key that another sample has, too, as "
-            f"{keys}; a join needs each key once. Rename the files in the tars, and prepare again"
+            f"{keys}; a join needs each key once. List no shard twice in the split file, or rename "
+            "the files in the tars and prepare again"
         )
 
 

@@ -23,7 +23,7 @@ from energon_lite.core.state import JSON, RestoreKey
 from energon_lite.core.stream_context import current_context
 from energon_lite.core.user_function import UserFunction
 from energon_lite.extras.joins.join_index import JoinIndexReader, JoinSide
-from energon_lite.extras.joins.join_keys import JoinReport, build_index, find_index
+from energon_lite.extras.joins.join_keys import JoinReport, build_index, find_index, why_unmatched
 from energon_lite.extras.stores.owned_folders import private_folder
 from energon_lite.formats.field_access import mappable_fields
 from energon_lite.formats.format import Opened
@@ -384,7 +384,7 @@ class JoinedWebdatasetFactory(SourceFactory[T_sample]):
                     "on the metadataset makes it before a run", path, report.rows,
                 )  # fmt: skip
         index = JoinIndexReader(path)
-        self._check(index)
+        self._check(index, sides)
         self._sides = sides
         digest = key_of("join", tuple(one.data for one in inner), index.crc()) & (2**64 - 1)
         size = sum(one.opened.size_bytes for one in inner)
@@ -396,7 +396,7 @@ class JoinedWebdatasetFactory(SourceFactory[T_sample]):
         # The length index of a join lies beside those of the primary.
         self.split_part = f"{self.split_part}.join-{self.data[:8]}"
 
-    def _check(self, index: JoinIndexReader) -> None:
+    def _check(self, index: JoinIndexReader, sides: Sequence[JoinSide]) -> None:
         if index.num_columns != len(self.inner_datasets):
             raise DatasetFormatError(
                 f"{index.path}: {index.num_columns} columns, where {len(self.inner_datasets)} "
@@ -404,7 +404,10 @@ class JoinedWebdatasetFactory(SourceFactory[T_sample]):
             )
         if not len(index):
             names = " and ".join(str(path) for path in self.paths)
-            raise EmptyDatasetError(f"{index.path}: no sample of {names} has the same key")
+            keys = sides[0].keys(sides[0].kept()[:1])
+            text = f"{index.path}: no sample of {names} has the same key"
+            causes = [why_unmatched(side, keys) for side in sides[1:]]
+            raise EmptyDatasetError(". ".join(filter(None, [text, *causes])))
 
     def sample_loader(self) -> Any:
         """Makes what turns rows into samples."""

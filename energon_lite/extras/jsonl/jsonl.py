@@ -20,11 +20,11 @@ import numpy as np
 from energon_lite.core.arrays import Int64Array, UInt8Array
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError
 from energon_lite.core.seeds import key_of
+from energon_lite.extras.jsonl.file_kinds import HEAD_BYTES, kind_of
 from energon_lite.formats.format import Format, Opened
 from energon_lite.formats.shards import MAX_OPEN, RangeReader, Rows
 from energon_lite.names.energon_modules import LazyFunction
 from energon_lite.storage import files
-from energon_lite.storage.file_kinds import HEAD_BYTES, kind_of
 from energon_lite.storage.local_paths import local_path
 
 IJSONL_SUFFIX = ".jsonl.idx"

@@ -11,8 +11,8 @@ from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError
+from energon_lite.extras.prepare.other_data import how_to_convert
 from energon_lite.formats.nvmeta import META, is_utf8, no_folder
-from energon_lite.formats.other_data import how_to_convert
 from energon_lite.storage import files
 from energon_lite.storage.braces import expand
 from energon_lite.storage.local_paths import local_path

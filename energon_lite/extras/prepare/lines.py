@@ -17,8 +17,8 @@ from energon_lite.extras.jsonl.jsonl import (
     write_line_index,
 )
 from energon_lite.extras.prepare.decisions import Progress, Request
+from energon_lite.extras.prepare.other_data import ONE_OBJECT_PER_LINE
 from energon_lite.extras.prepare.report import PrepareReport
-from energon_lite.formats.other_data import ONE_OBJECT_PER_LINE
 from energon_lite.storage.local_paths import local_path
 
 _OF_FOLDERS = (

@@ -16,32 +16,25 @@ ONE_OBJECT_PER_LINE = (
 )
 _LINES = "and pass the .jsonl file"
 _TO_JSON = f"to_json('data.jsonl', orient='records', lines=True)` {_LINES}"
-_SHARDS = (
-    "write its samples into tars (`webdataset.ShardWriter('%04d.tar')`), and run `energon-lite "
-    "prepare` on these"
-)
 # Names of files as regular expressions, what such data are, and how to convert them. Of a folder,
 # the first expression that fits one of its files counts.
 _ANSWERS = {
-    r"dataset_dict\.json": (
-        "a DatasetDict of Hugging Face",
-        f"`datasets.load_from_disk('{{path}}')['train'].to_json('data.jsonl')` {_LINES}",
-    ),
-    r"state\.json": (
+    r"dataset_dict\.json|state\.json": (
         "a dataset of Hugging Face",
-        f"`datasets.load_from_disk('{{path}}').to_json('data.jsonl')` {_LINES}",
+        f"`datasets.load_from_disk('{{path}}').to_json('data.jsonl')` (of a DatasetDict, of each "
+        f"split: `['train'].to_json(...)`) {_LINES}",
     ),
     r".*\.arrow": ("Arrow", f"`datasets.Dataset.from_file(FILE).to_json('data.jsonl')` {_LINES}"),
     r".*\.(parquet|pq)": ("Parquet", f"`pandas.read_parquet('{{path}}').{_TO_JSON}"),
     r".*\.[ct]sv(\.\w+)?": ("CSV", f"`pandas.read_csv(FILE, sep=None).{_TO_JSON}"),
-    r".*\.mds(\.\w+)?": ("MDS of MosaicML", _SHARDS),
-    r"chunk-\d+-\d+\..*": ("a dataset of litData", _SHARDS),
-    r".*\.tfrecords?(-.*)?": ("TFRecord", _SHARDS),
-    r".*\.(lmdb|mdb|h5|hdf5)": ("a database of arrays", _SHARDS),
+    r".*\.(mds|tfrecords?|lmdb|mdb|h5|hdf5)([.-].*)?|chunk-\d+-\d+\..*": (
+        "MDS, litData, TFRecord, LMDB or HDF5",
+        "write its samples into tars (`webdataset.ShardWriter('%04d.tar')`), and run "
+        "`energon-lite prepare` on these",
+    ),
     r".*\.(bin|idx)": (
         "Megatron's .bin and .idx",
-        "write the tokens of each document (`numpy.save`) as KEY.npy into tars, and run "
-        "`energon-lite prepare` on these",
+        "write each document (`numpy.save`) as KEY.npy into tars, then `energon-lite prepare` them",
     ),
     r".*\.jsonl": (
         "JSONL",
