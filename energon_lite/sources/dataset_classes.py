@@ -34,6 +34,7 @@ Decode = Callable[[dict[str, Any]], dict[str, Any]]
 Wanted = Callable[[str], bool] | Collection[str] | None
 
 _DECODER = SampleDecoder()
+_DECODER_SETTINGS = ("image_decode", "av_decode", "video_decode_audio", "guess_content")
 # Sources of one blend often have the same field map.
 _makers: WeakValueDictionary[tuple[type, str], FieldMapMaker] = WeakValueDictionary()
 
@@ -166,7 +167,9 @@ class DefaultDecoderWebdatasetFactory(DefaultGenericWebdatasetFactory[T_sample])
         path: the folder.
         decoder: how parts become values; None leaves bytes.
         auto_decode: False leaves bytes, too.
-        kwargs: as in `DefaultGenericWebdatasetFactory`.
+        kwargs: as in `DefaultGenericWebdatasetFactory`; `image_decode`, `av_decode`,
+            `video_decode_audio` and `guess_content`, which classes for Energon 6 pass, make a
+            `SampleDecoder` that replaces `decoder`, and are attributes as well.
     """
 
     def __init__(
@@ -177,6 +180,11 @@ class DefaultDecoderWebdatasetFactory(DefaultGenericWebdatasetFactory[T_sample])
         auto_decode: bool = True,
         **kwargs: Any,
     ) -> None:
+        settings = {name: kwargs.pop(name) for name in _DECODER_SETTINGS if name in kwargs}
+        if settings:
+            decoder = SampleDecoder(**settings)
+        for name in _DECODER_SETTINGS:
+            setattr(self, name, getattr(decoder, name, getattr(_DECODER, name)))
         if self._decoder is None:  # a subclass may have set its own before
             self._decoder = decoder if auto_decode else None
         super().__init__(path, **kwargs)

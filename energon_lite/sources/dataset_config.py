@@ -129,6 +129,8 @@ def folder_factory(
         tags = {**tags, **(subflavors or {})}
         return cls(root, **{**kwargs, **arguments}, subflavors=tags)
     except (ValueError, TypeError) as error:
+        if isinstance(error, TypeError) and not cls.__module__.startswith("energon_lite."):
+            where = f"{where}, class {cls.__module__}.{cls.__name__}"
         located = _located(error, where, arguments, kwargs)
         if located is error:
             raise

@@ -73,6 +73,25 @@ class EarlyChatWebdataset(DefaultDecoderWebdatasetFactory[ChatSample]):
         super().__init__(path, **kwargs)
 
 
+class OldChatWebdataset(DefaultDecoderWebdatasetFactory[ChatSample]):
+    """As classes for Energon 6 have it: settings of the decoder are arguments and attributes."""
+
+    __sample_type__ = ChatSample
+
+    def __init__(self, path: Any, *, image_decode: str = "pilrgb", **kwargs: Any) -> None:
+        super().__init__(path, auto_decode=True, image_decode=image_decode, **kwargs)
+        self.seen = self.image_decode, self.av_decode, self.video_decode_audio
+
+
+class WrongChatWebdataset(DefaultDecoderWebdatasetFactory[ChatSample]):
+    """Passes an argument that there is not."""
+
+    __sample_type__ = ChatSample
+
+    def __init__(self, path: Any, **kwargs: Any) -> None:
+        super().__init__(path, decode_images=True, **kwargs)
+
+
 @pytest.fixture(scope="session")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("classes") / "chats"
@@ -91,6 +110,18 @@ def name_class(folder: Path, cls: type, field_map: str) -> None:
     (folder / ".nv-meta" / "dataset.yaml").write_text(
         f"__module__: {cls.__module__}\n__class__: {cls.__name__}\n{field_map}"
     )
+
+
+def test_decoder_settings_of_old_classes_work(tmp_path: Path) -> None:
+    write_tar(tmp_path / "0.tar", [("0.jpg", jpeg(1)), ("0.txt", b"a")])
+    prepared(tmp_path, "CrudeWebdataset")
+    name_class(tmp_path, OldChatWebdataset, "field_map: {imgs: jpg, conversation: txt}\n")
+    factory: Any = load_factory(tmp_path, decoder=SampleDecoder())
+    assert factory.seen == ("pilrgb", "AVDecoder", False)
+    assert isinstance(next(iter(factory.build())).imgs, Image.Image)
+    name_class(tmp_path, WrongChatWebdataset, "field_map: {imgs: jpg, conversation: txt}\n")
+    with pytest.raises(DatasetFormatError, match=r"class .*WrongChatWebdataset: .*'decode_images'"):
+        load_factory(tmp_path)
 
 
 @pytest.mark.parametrize("cls", [ChatWebdataset, EarlyChatWebdataset])
