@@ -328,6 +328,13 @@ class CrudeSample(Described, dict[str, Any]):
 
     __slots__ = ()
 
+    def __missing__(self, part: Any) -> Any:
+        """Returns a part that is asked for in capitals; the names of parts have small letters."""
+        lower = str(part).lower()
+        if lower not in self:
+            raise KeyError(part)
+        return self[lower]
+
 
 def make_crude(parts: dict[str, Any], service: dict[str, Any]) -> CrudeSample:
     """Makes a crude sample: a dict of the parts with the service fields."""

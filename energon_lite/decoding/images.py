@@ -31,9 +31,9 @@ logger = logging.getLogger(__name__)
 # Parts that are images, as webdataset has them, less those that Pillow only recognises (h5, mpg,
 # grib, ...) or hands to another program (eps, ps, wmf, emf): these stay bytes.
 _EXTENSIONS = (
-    "apng blp bmp bw cur dcx dds dib fit fits flc fli ftc ftu gbr gif icb icns ico iim im j2c j2k "
-    "jfif jp2 jpc jpe jpeg jpf jpg jpx msp pbm pcd pcx pgm png pnm ppm psd pxr ras rgb rgba sgi "
-    "tga tif tiff vda vst webp xbm xpm"
+    "apng avif avifs blp bmp bw cur dcx dds dib fit fits flc fli ftc ftu gbr gif heic heif hif "
+    "icb icns ico iim im j2c j2k jfif jp2 jpc jpe jpeg jpf jpg jpx msp pbm pcd pcx pgm png pnm "
+    "ppm psd pxr ras rgb rgba sgi tga tif tiff vda vst webp xbm xpm"
 )
 IMAGE_EXTENSIONS = frozenset(_EXTENSIONS.split())
 
@@ -49,6 +49,11 @@ _MAGIC = (
     (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG2000"),
     (b"\xff\x4f\xff\x51", "JPEG2000"),
 )
+_HEIF = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")
+
+
+class NoPlugInError(ValueError):
+    """Pillow, as it is installed, has no plug-in for the format of an image."""
 
 
 class ImageMode(NamedTuple):
@@ -111,6 +116,8 @@ def image_format(raw: bytes) -> str | None:
         return "WEBP"
     if raw[4:12] in (b"ftypavif", b"ftypavis"):
         return "AVIF"
+    if raw[4:8] == b"ftyp" and raw[8:12] in _HEIF:
+        return "HEIF"
     # Two letters are little evidence: also ask for the reserved zeros of the header.
     if raw[:2] == b"BM" and raw[6:10] == b"\0\0\0\0":
         return "BMP"
@@ -150,6 +157,18 @@ def _all_formats() -> tuple[str, ...]:
     return tuple(name for name in pillow.ID if name not in _FOREIGN_FORMATS)
 
 
+def _formats(name: str | None) -> tuple[str, ...]:
+    """Returns the formats to try; one that is named saves Pillow the search through all."""
+    if name is None:
+        return _all_formats()
+    if name in ("AVIF", "HEIF") and name not in _all_formats() and name not in _pillow().OPEN:
+        raise NoPlugInError(
+            "Pillow has no plug-in for it here. AVIF: pip install 'pillow>=11.3'; HEIF: pip "
+            "install pillow-heif, and call pillow_heif.register_heif_opener()"
+        )
+    return (name,)
+
+
 def image_header(file: BinaryIO) -> tuple[int, int, str, str]:
     """Returns width, height, format and mode of an image; its pixels are not decoded.
 
@@ -163,7 +182,7 @@ def image_header(file: BinaryIO) -> tuple[int, int, str, str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of images that are large; nothing is allocated
         try:
-            opened = pillow.open(file, formats=_all_formats() if name is None else (name,))
+            opened = pillow.open(file, formats=_formats(name))
         except pillow.DecompressionBombError as error:
             raise ValueError(
                 f"{error}; if the data are right, raise PIL.Image.MAX_IMAGE_PIXELS"
@@ -265,11 +284,9 @@ class _ImageDecoder:
 
 
 def _open_image(raw: bytes) -> Any:
-    # Naming the format saves Pillow the search through all its plug-ins.
-    name = image_format(raw)
     pillow = _pillow()
     try:
-        return pillow.open(io.BytesIO(raw), formats=_all_formats() if name is None else (name,))
+        return pillow.open(io.BytesIO(raw), formats=_formats(image_format(raw)))
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
         text = "if the data are right, raise PIL.Image.MAX_IMAGE_PIXELS"
         raise RefusedPartError(f"is refused by Pillow ({error}); {text}") from None

@@ -42,13 +42,15 @@ class SampleDecoder(FileStoreDecoder):
     | `txt text transcript` | str (UTF-8) |
     | `json jsn` | the value of the JSON |
     | `cls cls2 index inx id` | int |
-    | `jpg png webp gif tif bmp ...`, in capitals too | image, by `image_decode` |
+    | `jpg png webp avif gif tif bmp ...`, in capitals too | image, by `image_decode` |
     | `npy`, `npz` | numpy array, dict of them |
     | `ten tb`, `mp msg`, `cbor` | tenbin, msgpack, CBOR |
     | `X.gz` | as part X, unpacked first |
     | `pkl pickle pyd pth` | bytes, and a warning, unless named in `unpickle` |
     | `mp4 avi mov webm mkv flac mp3 wav flv m4a`, in capitals too | by `av_decode` |
     | anything else | bytes |
+
+    In tars the names of parts have no case: `000.TXT` is part `txt`. HEIC requires pillow-heif.
 
     Images: a mode without prefix makes a numpy array (H, W, C), with `torch` a tensor (C, H, W),
     with `pil` a Pillow image; the suffix 8 makes uint8, otherwise float32 in [0, 1]. Grey modes
@@ -254,15 +256,6 @@ def _extension_of(part: str) -> str:
     return stem.rpartition(".")[2] if stem and extension.isdecimal() else extension
 
 
-def type_of_part(part: str) -> type | None:
-    """Returns what a part becomes by default: str, int or Tensor (also for arrays); else None."""
-    extension = _extension_of(part.removesuffix(".gz"))
-    decode, _ = _DECODERS.get(extension, (None, ""))
-    if extension == "npy" or extension.lower() in images.IMAGE_EXTENSIONS:
-        return torch.Tensor
-    return {bytes.decode: str, int: int}.get(decode)
-
-
 def _warn_of_pickle(extension: str) -> None:
     """Warns once that a part stays bytes; of several workers, the first one does."""
     worker = get_worker_info()
@@ -315,6 +308,8 @@ def _not(what: str, raw: bytes, error: object = "") -> str:
 def _not_image(part: str, raw: bytes, error: Exception) -> str:
     """Describes an image that cannot be decoded: a corrupt image, or no image."""
     found = images.image_format(raw)
+    if isinstance(error, images.NoPlugInError):
+        return f"is {found}: {error}"
     if found is not None:
         # Where Pillow cannot identify an image, its text names the address of a stream.
         why = "its header cannot be read" if "BytesIO object at" in str(error) else error

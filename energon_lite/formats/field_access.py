@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ class FieldPath:
     """One way to a value: a part, and keys that lead into it.
 
     Attributes:
-        part: Name of the part.
+        part: Name of the part, in small letters.
         keys: Taken one after the other; on a list a key is a position.
     """
 
@@ -231,7 +231,7 @@ def _parse_paths(access: str, where: str) -> tuple[FieldPath, ...]:
                 f"{where}: {text!r} is not a part with keys in brackets, such as `jpg` or "
                 "`json[caption][0]`. Alternatives are separated by commas: `jpg,png`."
             )
-        paths.append(FieldPath(match["part"].strip(), tuple(_KEY.findall(match["keys"]))))
+        paths.append(FieldPath(match["part"].strip().lower(), tuple(_KEY.findall(match["keys"]))))
     return tuple(paths)
 
 
@@ -257,6 +257,11 @@ def _contents(value: Any) -> str:
     if isinstance(value, bytes):
         return "is bytes (not decoded)"
     return f"is of type {type(value).__name__}"
+
+
+def spelled(parts: Collection[str], names: Iterable[str]) -> list[str]:
+    """Returns the names that are those of some parts, apart from capitals."""
+    return [name for name in names if name.lower() in parts]
 
 
 def listing(names: Any, limit: int = 10) -> str:

@@ -22,14 +22,20 @@ import numpy.typing as npt
 
 from energon_lite.core.arrays import BoolArray, Int64Array, UInt8Array
 from energon_lite.core.errors import DatasetFormatError
+from energon_lite.names.energon_modules import import_name
 from energon_lite.storage.byte_file import ByteFile
-from energon_lite.storage.file_kinds import HEAD_BYTES, kind_of
-from energon_lite.storage.files import open_bytes
+from energon_lite.storage.files import open_bytes, warn_once
 
 BLOCK = 512
+_KIND_OF = "energon_lite.extras.jsonl.file_kinds:kind_of"
 # name, size, checksum, typeflag, magic; then the first byte of the prefix field
 _HEADER = Struct("<100s24x12s12x8sc100s6s82xc")
 _REGULAR = (b"0", b"\0", b"7")
+_LINKS = (b"1", b"2")
+NO_LINKS = (
+    "a link in a tar is no part of a sample. Write the tar again with the files themselves "
+    "(`tar --dereference --hard-dereference`)"
+)
 # GNU long name and long link; PAX records of a member (of POSIX, of Solaris) and of all members.
 _EXTENSIONS = (b"L", b"K", b"x", b"X", b"g")
 _POSIX_MAGIC = b"ustar\0"
@@ -49,7 +55,8 @@ class Header(NamedTuple):
     """One tar header with its extension headers.
 
     `start` is where the member's first (extension) header begins, `data` where its content
-    begins, `size` its length, and `end` where the next header begins. `[Unit: byte]`
+    begins, `size` its length, and `end` where the next header begins. `[Unit: byte]` A hard or
+    symbolic link is no file: its content is elsewhere.
     """
 
     name: str
@@ -58,6 +65,7 @@ class Header(NamedTuple):
     data: int
     size: int
     end: int
+    is_link: bool = False
 
     def key_and_part(self) -> tuple[str, str] | None:
         """Returns sample key and part name; None for what belongs to no sample."""
@@ -178,7 +186,8 @@ def read_header(buffer: bytes | memoryview, pos: int, base: int = 0) -> Header |
         # Directories, links and devices have no content, even if their size field is not 0.
         stored = 0 if b"1" <= kind <= b"6" else size
         end = data + (stored + BLOCK - 1) // BLOCK * BLOCK
-        return Header(path, is_file, base + start, base + data, size, base + end)
+        is_link = kind in _LINKS
+        return Header(path, is_file, base + start, base + data, size, base + end, is_link)
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -238,6 +247,8 @@ def sample_headers(
             raise TarError(f"zeros at byte {base + pos}, where a header should be; {_MISFIT}")
         if header.is_file:
             found.append(header)
+        elif header.is_link:
+            warn_once(f"Samples lack parts, as tars of this run have links: {NO_LINKS}")
         pos = header.end - base
     if pos != stop:
         raise TarError(
@@ -278,7 +289,7 @@ def _tar_headers(file: BinaryIO, stop: int) -> Iterator[Header]:
 
 def check_kind(tar: ByteFile) -> None:
     """Raises a `TarError` if the first bytes are those of another kind of file."""
-    kind = kind_of(tar.read(0, min(HEAD_BYTES, tar.size_bytes)))
+    kind = import_name(_KIND_OF)(tar.read(0, min(BLOCK, tar.size_bytes)))
     if kind:
         raise TarError(f"{tar.path} is no tar, but {kind}")
 

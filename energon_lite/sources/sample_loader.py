@@ -21,12 +21,14 @@ from energon_lite.core.stacking import LOSS_WEIGHT, SERVICE_FIELDS, layout_of
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import current_context
 from energon_lite.core.user_function import UserFunction
+from energon_lite.decoding.images import UNDECODED
 from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.formats.field_access import FieldMap, is_reserved
 from energon_lite.formats.large_files import FileContents
 from energon_lite.formats.nvmeta import META
 from energon_lite.formats.shards import Block, BlockBytes
 from energon_lite.formats.tar import OneFileEach, TarError, key_of_members, split_name
+from energon_lite.names.energon_modules import LazyFunction
 from energon_lite.storage import files
 from energon_lite.storage.local_paths import local_path
 
@@ -34,10 +36,13 @@ from energon_lite.storage.local_paths import local_path
 _new_source = tuple.__new__
 # Up to this mean size, samples of a block are decoded at once; longer ones would be copied twice.
 SMALL_BYTES = 8 << 10
+# The first samples of each source in a process, whose fields are compared with declared types.
+_CHECKED = 100
 
 # Makes a sample of its decoded parts and its service fields, which are named as in a sample; the
 # loss weight is one of them where it is not 1.
 SampleMaker = Callable[[dict[str, Any], dict[str, Any]], Any]
+_PartPlan = tuple[bool, str, Callable[[bytes], Any] | None]
 
 
 @dataclass(eq=False)
@@ -50,7 +55,9 @@ class PartFilter:
         """Returns whether `part` is read."""
         if self.wanted is None:
             return True
-        return bool(self.wanted(part)) if callable(self.wanted) else part in self.wanted
+        if callable(self.wanted):
+            return bool(self.wanted(part))
+        return part.lower() in map(str.lower, self.wanted)
 
 
 class FieldMapMaker:
@@ -81,6 +88,8 @@ class FieldMapMaker:
             return None
         ((part, name),) = direct.items()
         fields: dict[str, dataclasses.Field[Any]] = kind.__dataclass_fields__
+        if fields[name].type != "str":
+            return None
         others = set(layout_of(kind)[1]) - SERVICE_FIELDS - {name}
         return part, SampleForm(kind, name, [(other, fields[other].default) for other in others])
 
@@ -244,7 +253,11 @@ class SampleLoader:
 
     Attributes:
         kind: decides how `together` decodes a block; None if it never does.
+        num_unchecked: samples to come whose fields are compared with their declared types.
     """
+
+    _misfits = LazyFunction("energon_lite.extras.prepare.misfits:misfits")
+    num_unchecked = _CHECKED
 
     root: PurePath
     wants: Callable[[str], bool]
@@ -262,7 +275,7 @@ class SampleLoader:
             found = "", SampleForm(CrudeSample, "", ())
         self._one_part: str | None = found[0] if found else None
         self._form = found[1] if found else SampleForm(Sample, "", ())
-        self._plans: dict[str, tuple[bool, Callable[[bytes], Any] | None]] = {}
+        self._plans: dict[str, _PartPlan] = {}
         self.kind = self._kind()
 
     @property
@@ -277,8 +290,8 @@ class SampleLoader:
         return function is not None and function.may_draw
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves the plans behind: they are built again as parts come."""
-        return {**self.__dict__, "_plans": {}}
+        """Leaves behind what it saw of samples."""
+        return {**self.__dict__, "_plans": {}, "num_unchecked": _CHECKED}
 
     def __call__(
         self, data: BlockBytes, members: Any, shard: str, place: int, key: RestoreKey
@@ -291,10 +304,21 @@ class SampleLoader:
         """
         try:
             sample_key, values, files = self._parts(data, members)
-            return self.maker(values, self._service(sample_key, files, shard, key))
+            made = self.maker(values, self._service(sample_key, files, shard, key))
+            if self.num_unchecked and type(made) is not CrudeSample:
+                self._check_types(made)
+            return made
         except Exception as error:
             add_note(error, self.place_of(members, shard, place))
             raise
+
+    def _check_types(self, made: Any) -> None:
+        """Logs which fields of a sample are not of their declared types."""
+        self.num_unchecked -= 1
+        decoder = self.decoder  # another one, or none, may make anything
+        is_ours = isinstance(decoder, SampleDecoder) and decoder.image_decode != UNDECODED
+        for text in self._misfits(self.maker, made) if is_ours else ():
+            files.warn_once(f"{self.root}: {text}. The sample is used as it is")
 
     def _service(
         self, sample_key: str, files: tuple[str, ...], shard: str, key: RestoreKey
@@ -312,7 +336,9 @@ class SampleLoader:
 
     def _kind(self) -> tuple[Any, ...] | None:
         part, decoder = self._one_part, self.decoder
-        if part is None or (part and self._is_text(part, 0) is None):
+        is_text = None if part is None else self._is_text(part, 0)
+        # What should be text and is not is made one by one, which compares the types.
+        if part is None or (part and (is_text is None or (decoder and not is_text))):
             return None
         limit = decoder and (type(decoder), decoder.max_bytes)
         return self._form.kind, self._form.field, part, limit
@@ -341,7 +367,7 @@ class SampleLoader:
         names = members.names
         part = self._one_part or (split_name(names[0]) or ("", ""))[1]
         is_text = self._is_text(part, len(data))
-        if is_text is None:
+        if is_text is None or part != part.lower():
             return None
         joined, end = "\0".join(names) + "\0", f".{part}\0"
         *keys, rest = joined.split(end)  # all dots are in the ends, so each name has one
@@ -414,18 +440,22 @@ class SampleLoader:
                 sample_key, part = found
                 lead = sample_key + "."
             try:
-                is_read, decode = self._plans[part]
+                is_read, lower, decode = self._plans[part]
             except KeyError:
-                is_read, decode = self._plans[part] = self._plan(part)
+                is_read, lower, decode = self._plans[part] = self._plan(part)
             if is_read:
                 raw = bytes(data[first:last])
-                values[part] = raw if decode is None else decode(raw)
+                values[lower] = raw if decode is None else decode(raw)
                 files += (name,)
         if not sample_key:
             raise TarError("holds no part of a sample")
+        if len(values) != len(files):
+            raise TarError(f"has two parts of one name, apart from capitals: {', '.join(files)}")
         return sample_key, values, files
 
-    def _plan(self, part: str) -> tuple[bool, Callable[[bytes], Any] | None]:
-        """Returns whether a part is read, and its decoder."""
-        decode = None if self.decoder is None else self.decoder.decoder_of(part)
-        return self.wants(part) and not is_reserved(part), decode
+    def _plan(self, part: str) -> _PartPlan:
+        """Returns whether a part is read, its name in small letters, and its decoder."""
+        lower = part.lower()
+        decode = None if self.decoder is None else self.decoder.decoder_of(lower)
+        is_wanted = self.wants(part) or self.wants(lower)
+        return is_wanted and not is_reserved(part), lower, decode

@@ -18,6 +18,7 @@ from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, desc
 from energon_lite.core.stream_context import replaying
 from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.extras.prepare.indexing import scan_shard
+from energon_lite.extras.prepare.misfits import misfits
 from energon_lite.extras.prepare.odd_parts import odd_parts
 from energon_lite.extras.prepare.pool import ordered_results
 from energon_lite.formats.field_access import FieldMap
@@ -101,7 +102,8 @@ class LintReport:
         self.shards += other.shards
         self.samples += other.samples
         self.failed_samples += other.failed_samples
-        self.errors += [LintProblem(f"{place}{at}", text) for at, text in other.errors]
+        errors = (LintProblem(f"{place}{at}", text) for at, text in other.errors)
+        self.errors += [problem for problem in errors if problem not in self.errors]
         self.warnings += [LintProblem(f"{place}{at}", text) for at, text in other.warnings]
 
     @contextlib.contextmanager
@@ -322,7 +324,8 @@ def _check_shard(
     path = root / name
     report = LintReport(path, shards=1)
     with report.errors_at(name):
-        rows, end = scan_shard(path)
+        rows, end, linked = scan_shard(path)
+        report.add_warning(name, *filter(None, [linked]))
         starts = [start for _, _, start, _ in rows.samples]
         reads: list[tuple[str, Any]] = [(index_path(path).name, partial(read_index, path))]
         if stored is not None:
@@ -409,11 +412,9 @@ def _check_parts(
     except Exception:  # is reported where the index is checked, or samples are decoded
         return
     field_map = FieldMap(settings["field_map"]) if settings.get("field_map") else None
-    # A function of the user's class in the place of our decoder may make anything.
-    kind = factory.sample_type if isinstance(settings.get("decoder"), dict) else None
     counts = {name: count for name, (count, _) in sizes.items()}
     num_samples = sum(info.shard_counts.values())
-    errors, warnings = odd_parts(index.path, counts, num_samples, field_map, kind)
+    errors, warnings = odd_parts(index.path, counts, num_samples, field_map)
     report.add_error(report.path, *errors)
     report.add_warning(report.path, *warnings)
 
@@ -455,9 +456,10 @@ def _decode(open_part: Callable[[str], tuple[Any, Any]], task: tuple[str, int]) 
     """Decodes up to 4,096 samples of a split part."""
     name, start = task
     factory, source = open_part(name)
-    errors: list[str] = []
+    errors, odd = list[str](), list[str]()
     numbers = range(start, min(start + _SAMPLES_PER_TASK, len(factory)))
     left, loader = iter(numbers), source.loader
+    loader.num_unchecked = 0  # the differences are errors here
     try:
         for block in source.reader.blocks(np.array(numbers, np.int64)):
             # Numbers come last: `zip` takes none of them after the last sample of a block.
@@ -465,11 +467,13 @@ def _decode(open_part: Callable[[str], tuple[Any, Any]], task: tuple[str, int]) 
             for *sample, number in samples:
                 try:
                     with replaying():
-                        loader(block.data, *sample, (source.name, 0, number, number))
+                        made = loader(block.data, *sample, (source.name, 0, number, number))
+                    odd += misfits(loader.maker, made) if loader.decoder else []
                 except Exception as error:  # what user code and decoders raise is not known
                     errors.append(describe(error))
     except Exception as error:  # nothing of the dataset can be read any more
         errors += [describe(error)] * len([*left])
     report = LintReport(factory.path, samples=len(numbers), failed_samples=len(errors))
-    report.add_error(f"split part {name!r}" if name else "samples", *errors)
+    where = f"split part {name!r}" if name else "samples"
+    report.add_error(where, *errors, *dict.fromkeys(odd))
     return report

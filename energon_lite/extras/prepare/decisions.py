@@ -24,6 +24,7 @@ from energon_lite.formats.field_access import (
     check_fields,
     listing,
     mappable_fields,
+    spelled,
 )
 from energon_lite.storage.files import is_there, read_file
 from energon_lite.storage.yaml import dump_config
@@ -118,9 +119,10 @@ def check_samples(
             the samples that have the parts of each field.
     """
     groups = {name: [path.part for path in paths] for name, paths in field_map.paths.items()}
-    if has_whole_sample(index, list(groups.values())):
+    names = [spelled(group, parts) for group in groups.values()]
+    if has_whole_sample(index, names):
         return
-    counts = counts_of_groups(index, list(groups.values()))
+    counts = counts_of_groups(index, names)
     if 0 in counts:
         name, wanted = list(groups.items())[counts.index(0)]
         raise DatasetFormatError(
@@ -134,7 +136,7 @@ def check_samples(
     )
     raise DatasetFormatError(
         f"{root}: none of {num_samples:,} samples has the parts of all fields: {found}. Files of "
-        "a sample have the same name up to the first dot and follow each other in the tar"
+        "a sample have the same path up to the first dot of their name, and follow each other"
     )
 
 

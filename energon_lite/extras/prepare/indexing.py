@@ -33,7 +33,7 @@ from energon_lite.extras.prepare.choose_shards import Shard
 from energon_lite.extras.prepare.index_writer import ShardRows
 from energon_lite.extras.prepare.odd_parts import dotted_keys, numbered_parts
 from energon_lite.formats.nvmeta import is_utf8
-from energon_lite.formats.tar import TarError, iter_tar, split_name
+from energon_lite.formats.tar import NO_LINKS, TarError, iter_tar, split_name
 from energon_lite.storage import files
 from energon_lite.storage.local_paths import local_path
 
@@ -160,7 +160,7 @@ def _find_rows(
 ) -> tuple[ShardRows, dict[str, Any]]:
     """Finds the rows of a tar, and the fields of a `ShardResult` about them."""
     before = seen(path)
-    found, end = scan_shard(path)
+    found, end, warning = scan_shard(path)
     members = (
         MediaFile(f"{found.samples[index][1]}.{part}", path, offset, size)
         for index, part, offset, size in found.parts
@@ -168,9 +168,9 @@ def _find_rows(
     media = MediaRows([], 0, 0, "") if media_filter is None else media_rows(members, media_filter)
     if seen(path) != before:
         raise DatasetFormatError(f"{path}: changed while it was read; prepare again")
-    warning = ""
     if end == before[0]:
-        warning = f"{path}: has no end-of-archive mark; it may have been cut off"
+        uncut = f"{path}: has no end-of-archive mark; it may have been cut off"
+        warning = "; ".join(filter(None, [warning, uncut]))
     return found._replace(media=media.rows), {
         "samples": len(found.samples),
         "parts": Counter(part for _, part, _, _ in found.parts),
@@ -198,8 +198,8 @@ def made_by(media_filter: MediaFilterConfig | None) -> list[Any]:
     return [] if media_filter is None else [*media_filter.row(), has_pyav()]
 
 
-def scan_shard(path: PurePath) -> tuple[ShardRows, int]:
-    """Finds the samples of a tar, and the byte after its last member.
+def scan_shard(path: PurePath) -> tuple[ShardRows, int, str]:
+    """Finds the samples of a tar, the byte after its last member, and what is odd about its links.
 
     Raises:
         DatasetFormatError: As `index_shard`.
@@ -209,11 +209,16 @@ def scan_shard(path: PurePath) -> tuple[ShardRows, int]:
     keys: dict[str, int] = {}
     current: str | None = None
     index, end, skipped = -1, 0, 0
+    links: list[str] = []
     try:
-        for name, is_file, start, data, size, end in iter_tar(path):  # noqa: B007  used below
-            found = split_name(name) if is_file else None
+        for header in iter_tar(path):
+            name, is_file, start, data, size, end, is_link = header
+            found = split_name(name) if is_file or is_link else None
             if found is None:
                 skipped += is_file
+                continue
+            if is_link:
+                links.append(name)
                 continue
             key, part = found
             if not is_utf8(name):  # SQLite cannot hold it
@@ -225,14 +230,14 @@ def scan_shard(path: PurePath) -> tuple[ShardRows, int]:
                     raise _twice(path, parts, keys[key], key, name)
                 current = key
                 starts.append(start)
-                names = {part}
-            elif part in names:
+                names = {part.lower()}
+            elif part.lower() in names:
                 raise DatasetFormatError(
-                    f"{path}: member {name!r} is there twice in a row (byte {start}); "
-                    "write the tar again with one of them"
+                    f"{path}: member {name!r} is there twice in a row (byte {start}; capitals do "
+                    "not count); write the tar again with one of them"
                 )
             else:
-                names.add(part)
+                names.add(part.lower())
             parts.append((index, part, data, size))
     except TarError as error:
         raise DatasetFormatError(str(error)) from None
@@ -241,14 +246,16 @@ def scan_shard(path: PurePath) -> tuple[ShardRows, int]:
             f"{path}: truncated: the file ends in the padding after member {name!r}; "
             "write the tar again"
         )
+    linked = f"{path}: {len(links):,} links, as {links[0]!r}; {NO_LINKS}" if links else ""
     if not keys:
         raise DatasetFormatError(
-            f"{path}: holds no sample; a sample is a file with a name like 'folder/0001.jpg' "
+            linked
+            or f"{path}: holds no sample; a sample is a file with a name like 'folder/0001.jpg' "
             f"({skipped} other files were skipped). Remove the tar or exclude it (--exclude)"
         )
     sizes = [stop - start for start, stop in pairwise([*starts, end])]
     samples = list(zip(range(len(keys)), keys, starts, sizes, strict=True))
-    return ShardRows(samples, parts), end
+    return ShardRows(samples, parts), end, linked
 
 
 def first_parts(path: PurePath) -> tuple[str, ...]:
@@ -258,7 +265,7 @@ def first_parts(path: PurePath) -> tuple[str, ...]:
         TarError: The tar is unreadable before these samples end.
     """
     samples = islice(iter_dataset_content(path), 100)
-    return tuple(dict.fromkeys(part for sample in samples for part in sample))
+    return tuple(dict.fromkeys(part.lower() for sample in samples for part in sample))
 
 
 def iter_dataset_content(
@@ -322,7 +329,7 @@ def rename_samples(shard: Shard) -> int:
             the name `<tar>.orig`.
         OSError: There is no room for a copy of the tar.
     """
-    old, _ = scan_shard(shard.path)
+    old, *_ = scan_shard(shard.path)
     prefix = f"{shard.name}/"
     if all(key.startswith(prefix) for _, key, _, _ in old.samples):
         return 0
@@ -332,7 +339,7 @@ def rename_samples(shard: Shard) -> int:
             _copy(Path(shard.path), copy, prefix)
         except (tarfile.TarError, ValueError, EOFError) as error:
             raise DatasetFormatError(f"{shard.path}: cannot be written again ({error})") from None
-        new, _ = scan_shard(copy)
+        new, *_ = scan_shard(copy)
         same_keys = [prefix + _plain_name(key) for _, key, _, _ in old.samples]
         sizes = [[(part, size) for _, part, _, size in rows.parts] for rows in (old, new)]
         if [key for _, key, _, _ in new.samples] != same_keys or sizes[0] != sizes[1]:

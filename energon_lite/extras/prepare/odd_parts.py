@@ -3,71 +3,40 @@
 from __future__ import annotations
 
 import re
-import typing
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import PurePath
-from typing import Any
 
-import numpy as np
-import torch
-
-from energon_lite.decoding.sample_decoder import type_of_part
 from energon_lite.extras.prepare.index_writer import counts_of_groups, largest_sample
-from energon_lite.formats.field_access import FieldMap, is_reserved, listing
+from energon_lite.formats.field_access import FieldMap, is_reserved, listing, spelled
 
 FIRST_DOT = "The key of a sample ends at the first dot of a file's name (`a.b.jpg` is part 'b.jpg')"
 _ASKED = 500  # part names in a query
 _DIGITS = re.compile(r"\d+")
 _LEADING = re.compile(r"(^|\.)\d")  # of a piece between dots
-# The annotations that take a value of each type, and those that refuse one.
-_TAKEN_BY: dict[type, set[Any]] = {
-    str: {str},
-    int: {int, float, torch.Tensor},
-    torch.Tensor: {torch.Tensor, np.ndarray},
-}
-_PLAIN = {str, int, float, list, torch.Tensor, np.ndarray}
 
 
 def odd_parts(
-    index: PurePath,
-    counts: Mapping[str, int],
-    num_samples: int,
-    field_map: FieldMap | None,
-    sample_type: type[Any] | None,
+    index: PurePath, counts: Mapping[str, int], num_samples: int, field_map: FieldMap | None
 ) -> tuple[list[str], list[str]]:
-    """Finds parts that look like samples, are of another type than their field, or are missing.
+    """Finds parts that look like samples, and samples that lack a part of a field.
 
     Args:
         index: the index database of the data.
         counts: number of members by part name; empty where they are not known.
         num_samples: number of samples.
         field_map: the fields and their parts; None for crude samples.
-        sample_type: the class of the samples, for the types of its fields.
 
     Returns:
         Why a run would read wrong samples, and what else is odd.
     """
-    errors, warnings = _numbered(index, counts, num_samples, field_map.parts if field_map else ())
+    named = spelled(field_map.parts, counts) if field_map else []
+    errors, warnings = _numbered(index, counts, num_samples, named)
     fields = field_map.paths if field_map and counts else {}
-    try:
-        hints = typing.get_type_hints(sample_type) if sample_type else {}
-    except (NameError, TypeError):  # a name that only type checkers import
-        hints = {}
     groups = [[path.part for path in paths] for paths in fields.values()]
-    for name, group, count in zip(fields, groups, counts_of_groups(index, groups), strict=True):
-        kinds = typing.get_args(hints.get(name, Any) | None)
-        wanted = {typing.get_origin(kind) or kind for kind in kinds} - {type(None)}
-        whole = [path.part for path in fields[name] if not path.keys and path.part in counts]
-        for part in whole if wanted <= _PLAIN else ():
-            made = type_of_part(part)
-            if made is not None and not wanted & _TAKEN_BY[made]:
-                shown = " or ".join(sorted(kind.__name__ for kind in wanted))
-                errors.append(
-                    f"field {name!r} is of type {shown}, and its part {part!r} becomes "
-                    f"{made.__name__}; map it to another part, or use another sample type"
-                )
+    found = counts_of_groups(index, [spelled(group, counts) for group in groups])
+    for name, group, count in zip(fields, groups, found, strict=True):
         if count < num_samples:
             warnings.append(
                 f"{num_samples - count:,} of {num_samples:,} samples: no part "

@@ -33,6 +33,7 @@ from energon_lite.extras.prepare.odd_parts import odd_parts
 from energon_lite.extras.prepare.pool import ordered_results, outcome
 from energon_lite.extras.prepare.report import PrepareReport, SplitCount
 from energon_lite.extras.prepare.shared_keys import SharedKeysError, shared_keys_error
+from energon_lite.extras.prepare.tried_samples import odd_values
 from energon_lite.extras.stores.owned_folders import work_folder
 from energon_lite.extras.view.words import first_of
 from energon_lite.formats import nvmeta
@@ -346,12 +347,17 @@ def _odd_parts(plan: decisions.Plan, folder: Path, results: Sequence[ShardResult
     """Checks that there are samples; returns what is odd about their parts."""
     index, parts = folder / INDEX_SQLITE, _counts_of_parts(results)
     num_samples = sum(result.samples for result in results)
-    if plan.field_map is not None:
-        decisions.check_samples(plan.field_map, index, parts, num_samples, plan.root)
-    name = plan.request.sample_type
-    kind = None if name is None else decisions.sample_type_of(name)
-    errors, warnings = odd_parts(index, parts, num_samples, plan.field_map, kind)
-    return errors + warnings
+    kind = decisions.sample_type_of(plan.request.sample_type or decisions.CRUDE)
+    values: list[str] = []
+    if plan.field_map is not None and kind is not None:
+        try:
+            decisions.check_samples(plan.field_map, index, parts, num_samples, plan.root)
+        except DatasetFormatError as error:  # perhaps its parts are links
+            warning = next((result.warning for result in results if result.warning), "")
+            raise DatasetFormatError(f"{error}{warning and '. '}{warning}") from None
+        values = odd_values(results, plan.field_map, kind)
+    errors, warnings = odd_parts(index, parts, num_samples, plan.field_map)
+    return [*values, *errors, *warnings]
 
 
 def _counts_of_parts(results: Sequence[ShardResult]) -> dict[str, int]:
@@ -369,7 +375,11 @@ def _report(
         part: SplitCount(len(names), sum(counts[name] for name in names))
         for part, names in (plan.splits or {}).items()
     }
-    warnings = [result.warning for result in results if result.warning] + odd
+    parts: Counter[str] = Counter()
+    for part, count in _counts_of_parts(results).items():
+        parts[part.lower()] += count
+    warnings = [result.warning for result in results if result.warning]
+    warnings = [*first_of(warnings, _ERRORS_SHOWN), *odd]
     if plan.splits is not None:
         unused = len(counts) - len({name for names in plan.splits.values() for name in names})
         if unused:
@@ -384,7 +394,7 @@ def _report(
         samples=sum(counts.values()),
         size_bytes=sum(result.size_bytes for result in results),
         splits=splits,
-        parts=_counts_of_parts(results),
+        parts=dict(parts),
         resumed_shards=sum(result.is_resumed for result in results),
         written=("*.tar.idx", *(f"{META}/{name}" for name in (*written, STORED_OFFSETS))),
         warnings=tuple(warnings),
