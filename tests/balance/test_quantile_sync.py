@@ -3,10 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
-from energon_lite.balance import QuantileSync, imbalance, quantile_sync
-from energon_lite.core.errors import StateError
+from energon_lite.balance import imbalance, quantile_sync
 
 
 def drawn_costs(num: int, rank: int) -> Any:
@@ -36,36 +34,3 @@ def test_windows_that_are_not_equally_full_keep_about_the_same_rhythm() -> None:
     ordered = [costs[quantile_sync(costs, 256, 0, 0)] for costs in ranks]
     unsorted = imbalance(np.stack([costs[:180] for costs in ranks], axis=1))
     assert imbalance(np.stack([costs[:180] for costs in ordered], axis=1)) < 0.4 * unsorted
-
-
-def in_the_middle() -> QuantileSync:
-    sync = QuantileSync(4, 9)
-    for cost in (5, 0.1, 7, 8, 2, 3):
-        sync.add(cost)
-    sync.next_pack()
-    return sync
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"window": 5}, "Checkpoint has window=5 where this quantile sync has 4"),
-        ({"seed": 8}, "Checkpoint has seed=8 where this quantile sync has 9"),
-        ({"packs": [[0, 0, 0], [0, 1, 0]]}, "the packs are not numbered from 0 to below 6"),
-        ({"packs": [[6, -1, 0]]}, "the packs are not numbered from 0 to below 6"),
-        ({"packs": [[n, n, 0] for n in range(5)]}, "5 packs are left of a window of 4"),
-        ({"packs": [[5, -1, -1]]}, "cost of pack 0 is nan"),
-        ({"packs": [[5, -1]]}, "corrupt"),
-        ({"packs": None}, "corrupt"),
-        ({"windows": -1}, "windows=-1 is no count"),
-    ],
-)
-def test_a_state_that_does_not_fit_changes_nothing(change: dict[str, Any], message: str) -> None:
-    sync = in_the_middle()
-    before = sync.state()
-    with pytest.raises(StateError, match=message):
-        sync.restore({**before, **change})
-    for name in before:
-        with pytest.raises(StateError, match=f"KeyError.*{name}|{name}=None is no count"):
-            sync.restore({key: value for key, value in before.items() if key != name})
-    assert sync.state() == before

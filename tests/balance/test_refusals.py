@@ -11,7 +11,6 @@ import pytest
 
 from energon_lite.balance import (
     CostModel,
-    QuantileSync,
     efficiency,
     fit_cost_model,
     global_window,
@@ -86,11 +85,8 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (partial(pad_ratio, Lists(np.array([0]), np.array([0, 1])), [[4, 1]]), ValueError,
      r"must have shape \(N,\)"),
     *((call, ValueError, words) for cost in (-1, NAN, INF) for call, words in (
-        (partial(QuantileSync(4, 0).add, cost), "Pack 0 has a cost of"),
         (partial(quantile_sync, [1, cost], 4, 0, 0), "cost of pack 1 is"),
     )),
-    (QuantileSync(4, 0).next_pack, IndexError, "No pack is buffered"),
-    (partial(QuantileSync, 0, 0), ValueError, "window=0 must be at least"),
     (partial(quantile_sync, [1], 1, 0, -1), ValueError, "window_number=-1 must be at least"),
     (partial(quantile_sync, [1, 2, 3], 2, 0, 0), ValueError, "3 packs are more than a window of 2"),
 ]  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from fractions import Fraction
 from typing import Any
 
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from energon_lite.balance import (
     CostModel,
-    QuantileSync,
     efficiency,
     fit_cost_model,
     global_window,
@@ -125,32 +123,6 @@ def test_ranks_meet_with_packs_of_the_same_rank_in_cost(
         place_of = np.argsort(np.argsort(costs, kind="stable"))
         met.append(place_of[order].tolist())
     assert met[0] == met[1]
-
-
-@given(cost_lists, st.integers(1, 9), seeds, st.integers(0, 60), st.integers(0, 30), st.data())
-def test_stream_yields_what_windows_yield_and_resumes_anywhere(
-    costs: list[float], window: int, seed: int, stop: int, ahead: int, data: st.DataObject
-) -> None:
-    wanted = [
-        int(i) + start
-        for number, start in enumerate(range(0, len(costs), window))
-        for i in quantile_sync(costs[start : start + window], window, seed, number)
-    ]
-    sync, remaining, emitted_packs = QuantileSync(window, seed), list(costs), []
-    while remaining or sync.num_buffered:
-        if len(emitted_packs) == stop:
-            state = json.loads(json.dumps(sync.state()))
-            sync = QuantileSync(window, seed)
-            sync.restore(state)
-            assert sync.state() == state
-        # A caller may hold more than a window, never less before the end.
-        while remaining and sync.num_buffered < window + data.draw(st.integers(0, ahead)):
-            sync.add(remaining.pop(0))
-        assert sync.is_full or not remaining
-        buffered = sync.buffered()
-        emitted_packs.append(sync.next_pack())
-        assert sorted([*sync.buffered(), emitted_packs[-1]]) == buffered
-    assert emitted_packs == wanted
 
 
 @pytest.mark.parametrize("remainder", REMAINDERS)

@@ -13,7 +13,6 @@ from energon_lite.batching.sizes import Sizes, check_sizes
 from energon_lite.batching.stream import pack_sizes
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.seeds import key_of, random_words
-from energon_lite.extras.samplers.cutting_stock import full_packs
 
 # Lengths that the bounds try as threshold, and divisions that they try.
 _MAX_THRESHOLDS = 256
@@ -130,8 +129,6 @@ def _thresholds(lengths_D: Int64Array, counts_D: Int64Array, capacity: int) -> i
 
 # Samples that the streaming packer may choose from, the best numbers as a rule first.
 _WINDOWS = (64, 128, 256, 16)
-# Above the bound by this share, packs may be fewer by patterns.
-_GAP = 5e-4
 # How often packs that are not full are packed again, each time with as many others.
 _REPACKED = 4
 
@@ -149,11 +146,9 @@ def pack_best(
 
     First-fit decreasing; then packs opened with the next sample in random order, from buffers of
     several sizes, with a search for what fills them [1]. A method is given up as soon as it leaves
-    so much free that it cannot be the best. Packs that are not full are packed again. Where few
-    lengths occur, patterns of packs are chosen by a linear program [2]. It stops as soon as
-    `lower_bound` is reached. The result depends on the arguments only. About 0.3 seconds for
-    100,000 samples, a second more for patterns, and far less if first-fit decreasing reaches the
-    bound.
+    so much free that it cannot be the best. Packs that are not full are packed again. It stops as
+    soon as `lower_bound` is reached. The result depends on the arguments only. About 0.3 seconds
+    for 100,000 samples, and far less if first-fit decreasing reaches the bound.
 
     Args:
         lengths: shape (N,), each in 1..capacity; or (N, R), see `first_fit_decreasing`.
@@ -178,8 +173,7 @@ def pack_best(
         [[0, 2], [1, 3, 4]]
 
     Source: [1] J. Gupta, J. Ho, "A new heuristic algorithm for the one-dimensional bin-packing
-    problem", Prod. Plan. Control 10 (1999). [2] P. Gilmore, R. Gomory, "A linear programming
-    approach to the cutting-stock problem", Oper. Res. 9 (1961).
+    problem", Prod. Plan. Control 10 (1999).
     """
     if max_steps < 1 or not tolerance >= 0:
         raise ValueError(
@@ -188,15 +182,6 @@ def pack_best(
     sizes = check_sizes(lengths, capacity, max_samples=max_samples, align=align)
     bound = bound_of(sizes)
     enough = int(bound * (1 + tolerance))
-    best = _fewest(sizes, bound, enough, max_steps)
-    if len(best) > max(enough, bound * (1 + _GAP) + 1) and sizes.lengths.shape[1] == 1:
-        packs = _by_patterns(sizes, enough, max_steps)
-        best = best if packs is None or len(packs) >= len(best) else packs
-    return best
-
-
-def _fewest(sizes: Sizes, bound: int, enough: int, max_steps: int) -> Lists:
-    """Packs with one method after the other, until packs are few enough."""
     best = fit_decreasing(sizes)
     if len(best) <= enough:
         return best
@@ -215,18 +200,6 @@ def _fewest(sizes: Sizes, bound: int, enough: int, max_steps: int) -> Lists:
         found = _streamed(sizes, samples_N, max_steps, window, min(most, len(best) - 1))
         best = best if found is None else _repacked(sizes, found, enough, max_steps)
     return best
-
-
-def _by_patterns(sizes: Sizes, enough: int, max_steps: int) -> Lists | None:
-    """Packs by the patterns of a linear program, and what it leaves with the other methods."""
-    lengths_N = np.ascontiguousarray(sizes.lengths[:, 0])
-    if (found := full_packs(lengths_N, sizes.capacity, sizes.max_samples)) is None:
-        return None
-    packs, rest = found
-    left = replace(sizes, lengths=sizes.lengths[rest])
-    bound = bound_of(left)
-    others = _fewest(left, bound, max(bound, enough - len(packs)), max_steps)
-    return Lists.joined([packs, Lists(rest[others.indices], others.offsets)])
 
 
 def _shuffled(samples_N: Int64Array) -> Int64Array:
