@@ -12,15 +12,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import energon_lite
-from energon_lite.formats.length_files import write_lengths
-from energon_lite.sources.dataset_config import load_factory
 
 from .conftest import REPO, write_captions
-from .helpers import text_set
 
 pytestmark = pytest.mark.skipif(
     not hasattr(energon_lite, "prepare_dataset"), reason="nothing to prepare the data with yet"
@@ -109,20 +105,6 @@ def assert_committed(folder: Path, name: str, limit: int) -> None:
     committed = REPO / "docs" / "images" / f"{name}.svg"
     assert committed.read_bytes() == (folder / "picture.svg").read_bytes()
     assert committed.stat().st_size < limit
-
-
-def test_picture_of_balance_is_what_the_example_draws(
-    run_here: Callable[..., str], tmp_path: Path
-) -> None:
-    documents = text_set(tmp_path / "documents", 3000)
-    # numpy promises for RandomState, not for newer generators, to draw the same in all versions.
-    drawn = np.random.RandomState(1).lognormal(np.log(1500), 1.3, 3000)
-    lengths = np.clip(drawn, 1, 32_768).astype(np.int64)
-    data = load_factory(documents, split_part="train").data
-    write_lengths(documents, "train", "documents", lengths, data)
-    arguments = ["documents", "--lengths", "documents", "--capacity", "32768"]
-    run_here("draw_balance.py", *arguments, "--out", "picture.svg")
-    assert_committed(tmp_path, "balance", 80_000)
 
 
 def test_epoch_of_packs_is_balanced(run_here: Callable[..., str]) -> None:

@@ -6,7 +6,7 @@ its CPU time is not. A part is a module beside this one that prints rows `name, 
 
 from benchmarks.scale.__main__ import print_parts
 
-PARTS = ("bandwidth", "opening", "cache", "nodes", "plan", "peers")
+PARTS = ("bandwidth", "opening", "cache", "nodes", "peers")
 
 if __name__ == "__main__":
     print_parts(__package__, __doc__, PARTS)

@@ -409,10 +409,6 @@ def plan(
     ),
     repeat: bool = Option(True, help="Whether epoch follows epoch for ever."),
     shuffle_buffer_size: int = Option(0, min=0, help="Samples of a stream's shuffle window."),
-    cache_bytes: int | None = Option(
-        None, min=1, help="Of each machine's cache: what is fetched from an object store."
-    ),
-    nodes: int = Option(1, min=1, help="Machines of the run, for --cache-bytes."),
     node_groups: int = Option(1, min=1, help="As WorkerConfig(node_groups=...)."),
     workers: Path | None = Option(
         None, help="Costs: output of bench --json, stats of a run, or a saved state."
@@ -432,37 +428,10 @@ def plan(
         report = late("extras.inspect.forecast.plan")(
             path, steps=steps, split_part=split_part, batch_size=batch_size, repeat=repeat,
             world_size=world_size, num_streams=num_streams, trust=trust, packing=packing,
-            shuffle_buffer_size=shuffle_buffer_size, cache_bytes=cache_bytes, nodes=nodes,
-            node_groups=node_groups, costs=costs, step_sec=step_sec, progress=bar,
+            shuffle_buffer_size=shuffle_buffer_size, node_groups=node_groups, costs=costs,
+            step_sec=step_sec, progress=bar,
         )  # fmt: skip
     print_report(report, "plan_text", as_json)
-
-
-@app.command()
-def balance(
-    path: Path = options.DATA_PATH,
-    capacity: int = Option(min=1, help="Tokens of a pack."),
-    ranks: int = Option(8, min=1, help="Data-parallel ranks."),
-    lengths: str = Option(options.LENGTHS_NAME, help="Name of the length index."),
-    steps: int = Option(512, min=1, help="Steps to look at."),
-    window: int = Option(64, min=1, help="Packs in a window."),
-    token: float = Option(1, min=0, help="Cost of a token."),
-    token_squared: float = Option(
-        1 / 24_576, min=0, help="Cost of a pair of tokens of one sample."
-    ),
-    split_part: str = options.SPLIT_PART,
-    trust: bool | None = options.TRUST,
-    as_json: bool = options.AS_JSON,
-    progress: bool | None = options.PROGRESS,
-) -> None:
-    """Compares padded batches and orders of packs: padding, imbalance of ranks, idle time."""
-    with errors_as_text(), bar_of(progress, as_json) as bar:
-        cost = late("balance.CostModel")(token, token_squared)
-        report = late("extras.inspect.forecast.balance_report")(
-            path, lengths=lengths, capacity=capacity, ranks=ranks, steps=steps, window=window,
-            split_part=split_part, cost=cost, trust=trust, progress=bar,
-        )  # fmt: skip
-    print_report(report, "balance_text", as_json)
 
 
 @app.command()
@@ -543,20 +512,6 @@ def checkpoint_info(
     with errors_as_text(), bar_of(progress, as_json) as bar:
         report = late("extras.inspect.checkpoints.checkpoint_info")(files, bar)
     print_report(report, "extras.inspect.checkpoints.checkpoint_lines", as_json)
-
-
-@checkpoint_app.command("diff")
-def checkpoint_diff(
-    first: Path = Argument(metavar="A", help="A state, or a folder of a trainer."),
-    second: Path = Argument(metavar="B", help="Another one."),
-    as_json: bool = options.AS_JSON,
-    progress: bool | None = options.PROGRESS,
-) -> None:
-    """Reports which settings, places and counts of two states differ; exit code 1 if any does."""
-    with errors_as_text(), bar_of(progress, as_json) as bar:
-        report = late("extras.inspect.checkpoints.checkpoint_diff")(first, second, bar)
-    print_report(report, "diff_text", as_json)
-    raise typer.Exit(int(any(report[name] for name in ("settings", "places", "counts"))))
 
 
 @app.command()

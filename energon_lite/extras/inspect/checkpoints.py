@@ -19,10 +19,8 @@ from zipfile import BadZipFile, ZipFile
 import torch
 
 from energon_lite.core.errors import StateError
-from energon_lite.core.state import FORMAT, STATE_KEY, VERSION, Snapshot, checksum, digest
+from energon_lite.core.state import FORMAT, STATE_KEY, VERSION, checksum
 from energon_lite.extras.inspect.text import checkpoint_text
-from energon_lite.extras.migration.blend_positions import Blends, blends_in, by_name
-from energon_lite.extras.migration.comparison import Comparison
 from energon_lite.extras.prepare.choose_shards import files_below
 from energon_lite.extras.view.words import counted
 from energon_lite.loader.resume import counts_in, decompressed, states_of
@@ -38,13 +36,6 @@ _SAVE = (
 # Files of tensors alone, and how files with states begin: JSON, zip, pickle.
 _NO_STATES, _BEGINNINGS = (".safetensors",), (b"{", b"[", b"PK", b"\x80")
 _MAX_DEPTH = 8  # of a state in what a trainer saves
-# Numbers of a rank, and texts of differences between a checkpoint and a pipeline, for two states.
-_COUNTS = {
-    "pass": "pass", "items_in_pass": "batches of the pass", "failed": "failed samples",
-    "count": "batches since the topology last changed", "ended": "at the end of the pass",
-}  # fmt: skip
-_WORDS = {"Checkpoint has": "A has", "where this pipeline has": "where B has"}
-
 
 Progress = Callable[[str, int, int], None] | None
 
@@ -309,92 +300,3 @@ def states_at(paths: Sequence[Path]) -> list[dict[str, Any]]:
     Of several checkpoints in a folder it is the one that is furthest; raises as `checkpoint_info`.
     """
     return [state for path in paths for state in checkpoints_at(path)[0].states]
-
-
-def checkpoint_diff(first: Path, second: Path, progress: Progress = None) -> dict[str, Any]:
-    """Compares two checkpoints; the times that were measured are left aside.
-
-    Args:
-        first: a file or folder with the states of a run, here A.
-        second: another one, here B.
-        progress: called with what is done, and how many files are searched, of how many.
-
-    Returns:
-        `a` and `b` (the paths), `settings` (texts), `places` and `counts`, which list what differs
-        as `what`, `a` and `b`; None is for a value that is not there.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        StateError: One holds no state, an invalid one, or states of several runs.
-    """
-    (old_config, *old), (new_config, *new) = (
-        _run_contents(path, progress) for path in (first, second)
-    )
-    found = Comparison(old_config, new_config)
-    settings = [*found.edits, *found.forms, *found.data, *found.others]
-    for phrase, words in _WORDS.items():
-        settings = [line.replace(phrase, words) for line in settings]
-    places, counts = (
-        [
-            {"what": what, "a": a.get(what), "b": b.get(what)}
-            for what in dict.fromkeys((*a, *b))
-            if a.get(what) != b.get(what)
-        ]
-        for a, b in zip(old, new, strict=True)
-    )
-    return {
-        "a": str(first), "b": str(second), "settings": settings, "places": places, "counts": counts,
-    }  # fmt: skip
-
-
-def _run_contents(path: Path, progress: Progress) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """Returns the configuration of a run, the places of its streams, and its counts."""
-    states: dict[Any, dict[str, Any]] = {}
-    counts: dict[str, Any] = {}
-    streams: dict[str, Any] = {}
-    one, *others = checkpoints_at(path, progress)
-    if others:
-        raise StateError(
-            f"{path}: has several states of rank {one.states[0].get('rank')}, in "
-            f"{', '.join(str(each.path) for each in (one, *others))}; name one of them"
-        )
-    for state in one.states:
-        other = states.setdefault(state.get("rank"), state)
-        if other.get("checksum") != state.get("checksum"):
-            raise StateError(f"{path}: the file has several states of rank {state['rank']}")
-    found = [*states.values()]
-    for state, own_counts in zip(found, counts_in(found), strict=True):
-        row = _described(path, state, own_counts)
-        if row["problem"]:
-            raise StateError(f"{path}: the state of rank {row['rank']} {row['problem']}")
-        counts |= {"ranks": row["world_size"], "streams": row["num_streams"]}
-        counts |= {f"rank {row['rank']}: {words}": row[name] for name, words in _COUNTS.items()}
-        for name, own in row["sources"].items():
-            for key, number in filter(all, own.items()):
-                what = f"source {name}: {key}"
-                counts[what] = counts.get(what, 0) + number
-        for index, snapshot in decompressed(state["streams"], "streams").items():
-            if index not in streams or snapshot["items"] > streams[index]["items"]:
-                streams[index] = snapshot  # of ranks that run one stream, the one that is ahead
-    configs = (decompressed(state.get("config"), "config") for state in states.values())
-    config = next(filter(None, configs), None)
-    return config, _stream_places(streams, dict(blends_in(config))), counts
-
-
-def _stream_places(streams: Mapping[str, Any], blends: Blends) -> dict[str, Any]:
-    """Returns how far each source is in all streams together, and what else streams stand at."""
-    places: dict[str, Any] = {}
-    for index, snapshot in sorted(streams.items(), key=lambda pair: int(pair[0])):
-        places[f"stream {index}: batches"] = snapshot["items"]
-        for name, position in _positions(by_name(Snapshot.from_json(snapshot), blends)):
-            what = f"source {name}: samples drawn"
-            places[what] = places.get(what, 0) + position
-    places["digest of all that streams save, buffers too"] = digest(dict(streams))[:8]
-    return places
-
-
-def _positions(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
-    if snapshot.kind == "source":
-        yield snapshot.field("name"), snapshot.count("position")
-    for below in snapshot.inner:
-        yield from _positions(below)

@@ -101,7 +101,6 @@ def draw_packs(
     stream: Stream,
     num_items: int,
     advance: Advance = bool,
-    shared_by: int = 0,
 ) -> StreamDraws:
     """Plans the first packs of a stream, in the order in which the run emits them.
 
@@ -110,14 +109,9 @@ def draw_packs(
         stream: the stream.
         num_items: number of packs.
         advance: hears how far it is.
-        shared_by: of a shared plan, the number of streams whose packs are drawn in place of those
-            of `stream`, step by step. Each stream plans for all, so this costs as much as one.
     """
-    stream = Stream(0, shared_by) if shared_by else stream
     context = StreamContext(stream, max_skip_rate=1.0)
     cursor: Any = packs.cursor(stream)
-    if shared_by:
-        cursor.collector.index = None
     order, cost = balanced_order(packs, stream), packs.packing.cost
     # An order emits a window of packs when it has all of them.
     num_wanted = num_items if order is None else num_items + packs.packing.balance_window

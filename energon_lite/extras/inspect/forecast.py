@@ -17,19 +17,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from energon_lite.balance import CostModel, idle_share, imbalance
 from energon_lite.batching.rules import Packing
 from energon_lite.core.arguments import at_least
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.topology import ORDER_SETTINGS, Stream, WorkerConfig
 from energon_lite.core.user_function import UserFunction
-from energon_lite.extras.inspect.cache_plan import CachePlan, cache_plan
-from energon_lite.extras.inspect.draws import Draws, RunShape, draw_packs, draw_run, draw_samples
-from energon_lite.extras.view.words import counted
+from energon_lite.extras.inspect.draws import RunShape, draw_packs, draw_run, draw_samples
 from energon_lite.metadataset.build import build_training
 from energon_lite.metadataset.open import LeafOpener, open_node
-from energon_lite.sources.expected_reads import reads_of
 from energon_lite.stages.plan_order import order_of
 from energon_lite.stages.planned_packs import PlannedPacks
 from energon_lite.stages.token_lengths import MeasureDataset
@@ -45,9 +41,6 @@ NUM_INTERVALS = 8
 # A source whose samples come more often gets a warning: from there on, repeated text adds little.
 # Source: N. Muennighoff et al., "Scaling data-constrained language models", NeurIPS 2023.
 MANY_EPOCHS = 4
-# Linear work and attention cost the same for a sample of this many tokens; for most models it is
-# some ten to forty thousand.
-DEFAULT_COST = CostModel(token=1.0, token_squared=1 / 24_576)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +148,6 @@ class Plan:
         packing: what packs there are, if the plan is one of packs.
         samples: samples of all sources; None where only target shares are known.
         read_bytes: bytes read for all sources.
-        cache: what one machine fetches from an object store, if the plan has a cache.
         workers: how many workers it needs, if the plan has costs.
     """
 
@@ -175,61 +167,11 @@ class Plan:
     packing: PackPlan | None
     samples: int | None
     read_bytes: int | None
-    cache: CachePlan | None = None
     workers: WorkerPlan | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the plan as JSON-serialisable values."""
         return dataclasses.asdict(self)
-
-
-@dataclasses.dataclass(frozen=True)
-class BalanceRow:
-    """One way to make steps of the same samples.
-
-    Attributes:
-        name: which way.
-        full: the share of tokens that is not padding.
-        imbalance: the mean over steps of 1 - mean / max of the costs of the ranks' batches.
-        idle: the share of all ranks' time in which they wait for the slowest rank.
-        costs: of each step for each rank, shape (T, R); not in the JSON.
-    """
-
-    name: str
-    full: float
-    imbalance: float
-    idle: float
-    costs: Float64Array = dataclasses.field(repr=False, compare=False)
-
-
-@dataclasses.dataclass(frozen=True)
-class BalanceReport:
-    """The time that ranks will wait for each other.
-
-    Attributes:
-        path: of the data.
-        ranks: data-parallel ranks, one stream each.
-        steps: steps that were looked at.
-        samples: samples in them, packed in the order in which they come.
-        capacity: tokens of a pack.
-        overlong: how many of these are longer than a pack.
-        skipped: samples of length 0 before the last of these; they are in no pack.
-        rows: padded batches, and packs in several orders.
-    """
-
-    path: str
-    ranks: int
-    steps: int
-    samples: int
-    capacity: int
-    overlong: int
-    skipped: int
-    rows: tuple[BalanceRow, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the report as JSON-serialisable values."""
-        rows = [{k: v for k, v in vars(row).items() if k != "costs"} for row in self.rows]
-        return {**vars(self), "rows": rows}
 
 
 # ----------------------------------------------------------------------------------- what is read
@@ -246,8 +188,6 @@ def plan(
     repeat: bool = True,
     trust: bool | None = None,
     packing: Packing | None = None,
-    cache_bytes: int | None = None,
-    nodes: int = 1,
     costs: Mapping[str, float] | None = None,
     step_sec: float = 1.0,
     progress: Progress = None,
@@ -265,8 +205,6 @@ def plan(
         repeat: as in `get_train_dataset`.
         trust: likewise.
         packing: how samples are packed, with a length index; `batch_size` then counts packs.
-        cache_bytes: of the cache of each machine, if the data lie in an object store.
-        nodes: machines of the run, with as many ranks each.
         costs: seconds of a worker for a sample of each source; see `measured_costs`.
         step_sec: how long a step takes that waits for nothing; with `costs`.
         progress: called with the step, and how many items are drawn, of how many.
@@ -292,7 +230,6 @@ def plan(
         warnings=tuple(_warnings(sources, forecast, run, dataset.endless)),
         packing=forecast.packing, path=path_text(path), split_part=split_part,
         samples=_sum_of("samples", sources), read_bytes=_sum_of("read_bytes", sources),
-        cache=_cache_plan(dataset, sources, run, cache_bytes, nodes, kwargs.get("node_groups", 1)),
         workers=None if costs is None else _worker_plan(sources, forecast, run, costs, step_sec),
     )  # fmt: skip
 
@@ -301,25 +238,6 @@ def _sum_of(name: str, sources: Sequence[SourcePlan]) -> int | None:
     """Adds up what is known of all sources; None where it is not known."""
     values = [getattr(source, name) for source in sources]
     return None if None in values else sum(values)
-
-
-def _cache_plan(
-    dataset: AnyDataset,
-    sources: Sequence[SourcePlan],
-    run: RunShape,
-    cache_bytes: int | None,
-    nodes: int,
-    groups: int,
-) -> CachePlan | None:
-    if cache_bytes is None:
-        return None
-    own = max(1, run.num_streams // at_least("nodes", nodes))
-    reads = reads_of(dataset, own, run.num_streams)
-    items = run.step_items * run.steps
-    drawn = [source.samples or source.target_share * items for source in sources]
-    return cache_plan(
-        reads, drawn, steps=run.steps, cache_bytes=cache_bytes, nodes=nodes, node_groups=groups
-    )
 
 
 def _worker_plan(
@@ -585,140 +503,6 @@ def _warnings(
 
 
 # ---------------------------------------------------------------------------------- idle time
-
-
-def balance_report(
-    path: AnyPath,
-    *,
-    lengths: str,
-    capacity: int,
-    ranks: int,
-    steps: int = 512,
-    split_part: str = "train",
-    window: int = 64,
-    buffer_size: int = 256,
-    cost: CostModel = DEFAULT_COST,
-    trust: bool | None = None,
-    seed_offset: int = 0,
-    progress: Progress = None,
-    **packing: Any,
-) -> BalanceReport:
-    """Predicts the packs of each rank, in the orders that `Packing(balance=...)` has.
-
-    Args:
-        path: a folder, a metadataset file, or what such a file holds as a dict.
-        lengths: name of the length index; every dataset needs it.
-        capacity: tokens of a pack.
-        ranks: data-parallel ranks.
-        steps: steps to look at, in each of which every rank takes a pack.
-        split_part: which part of the folder, or split of the metadataset.
-        window: `balance_window`, packs in a window of either order.
-        buffer_size: samples that packs are chosen from.
-        cost: what a pack costs.
-        trust: whether code that the dataset names may be run.
-        seed_offset: as in `WorkerConfig`.
-        progress: called with the step, and how many packs are planned, of how many.
-        packing: further settings of `Packing`, such as `group_by`. Samples that are longer than a
-            pack are truncated by default.
-
-    Raises:
-        FileNotFoundError: A folder, or its length index, is missing.
-        ValueError: An argument, or a file of the dataset, is wrong; or it has no sample.
-    """
-    for name, count in (("capacity", capacity), ("ranks", ranks), ("steps", steps)):
-        at_least(name, count)
-    if not any(dataclasses.astuple(cost)[:2]):
-        raise ValueError("the cost of a token and that of a pair are both 0; give one above 0")
-    run = RunShape(steps, 1, ranks, ranks)
-    _check_size(f"steps={steps:,}", steps * ranks)
-    order = {"trust": trust, "shuffle_buffer_size": 1000, "seed_offset": seed_offset}
-    dataset = build_training(run_opener(path, split_part, run, **order), repeat=True)
-    rules = Packing(
-        capacity, lengths=lengths, buffer_size=buffer_size, balance_window=window, cost=cost,
-        **{"overlong": "truncate", **packing},
-    )  # fmt: skip
-    try:
-        return _compared(path_text(path), dataset, rules, ranks, steps, progress)
-    except ValueError as error:
-        raise ValueError(f"{path_text(path)}, length index {lengths!r}: {error}") from error
-
-
-def _compared(
-    path: str, dataset: AnyDataset, rules: Packing, ranks: int, steps: int, progress: Progress
-) -> BalanceReport:
-    orders: dict[str, Any] = {
-        "packs, as they come": None,
-        f"packs, quantile sync of {rules.balance_window}": "quantile_sync",
-        f"packs, shared plan of {counted(rules.balance_window, 'step')}": "global_window",
-    }
-    rows = []
-    for name, balance in orders.items():
-        packs = _planned(dataset, dataclasses.replace(rules, balance=balance))
-        draws, costs = _rank_packs(packs, steps, ranks, progress)
-        full = int(draws.tokens.sum()) / (steps * ranks * rules.tokens)
-        rows.append(_balance_row(name, full, costs))
-        if balance is None:
-            drawn, in_order = draws, list(_in_order(packs, draws, ranks))
-    samples = int(drawn.counts.sum())
-    batch_size = max(1, round(samples / (steps * ranks)))
-    padded = _padded(in_order, batch_size, steps, rules.tokens, rules.cost)
-    return BalanceReport(
-        path=path, ranks=ranks, steps=steps, samples=samples, capacity=rules.tokens,
-        overlong=int((drawn.stored[drawn.counts > 0] > rules.tokens).sum()),
-        skipped=sum(int((lengths_D == 0).sum()) for lengths_D in in_order),
-        rows=(padded, *rows),
-    )  # fmt: skip
-
-
-def _rank_packs(
-    packs: PlannedPacks, steps: int, ranks: int, progress: Progress
-) -> tuple[Draws, Float64Array]:
-    """Returns what is in the packs of all ranks, and their costs, (T, R)."""
-    if not any(packs.mean_tokens.values()):
-        raise ValueError("all samples have length 0; measure them again")
-    shape, draw = RunShape(steps, 1, ranks, ranks), partial(draw_packs, packs)
-    if packs.is_shared and len(packs.together(Stream(0, ranks))) == ranks:
-        shape = RunShape(steps * ranks, 1, 1, 1)
-        draw = partial(draw_packs, packs, shared_by=ranks)
-    drawn = draw_run(draw, shape, progress)
-    if drawn.num_steps < shape.steps:
-        raise ValueError(
-            f"steps={steps}, but a pass of the data has {drawn.num_steps * steps // shape.steps} "
-            "packs for a rank; look at fewer"
-        )
-    costs: Any = np.bincount(drawn.draws.items, drawn.draws.costs, steps * ranks)
-    return drawn.draws, costs.reshape(steps, ranks)
-
-
-def _in_order(packs: PlannedPacks, draws: Draws, ranks: int) -> Iterator[Int64Array]:
-    """Yields the tokens of each rank's samples in their order, up to the last one in a pack."""
-    lengths = {name: packs.lengths(name)[0] for name in packs.webdatasets}
-    for rank in range(ranks):
-        last = int(draws.draws[draws.draws % ranks == rank].max())
-        stream = Stream(rank, ranks)
-        yield draw_samples(packs.order, lengths, stream, last // ranks + 1).draws.stored
-
-
-def _padded(
-    in_order: Sequence[Int64Array], batch_size: int, steps: int, capacity: int, cost: CostModel
-) -> BalanceRow:
-    """Returns the row of batches that are padded to their longest sample."""
-    batches = []
-    for tokens in in_order:
-        own = np.minimum(tokens[tokens > 0], capacity)
-        batches.append(own[: len(own) // batch_size * batch_size].reshape(-1, batch_size)[:steps])
-    longest = [own.max(axis=1) for own in batches]
-    size = batch_size * sum(int(own.sum()) for own in longest)
-    full = sum(int(own.sum()) for own in batches) / size if size else 1.0
-    num_steps = min(map(len, longest))
-    longest_TR = np.stack([own[:num_steps] for own in longest], axis=1)
-    costs = cost.combine(batch_size * longest_TR, batch_size * longest_TR**2)
-    return _balance_row(f"batches of {batch_size}, padded", full, costs)
-
-
-def _balance_row(name: str, full: float, costs: Float64Array) -> BalanceRow:
-    # Rounding may leave a little less than nothing.
-    return BalanceRow(name, full, max(0.0, imbalance(costs)), max(0.0, idle_share(costs)), costs)
 
 
 def path_text(path: AnyPath) -> str:

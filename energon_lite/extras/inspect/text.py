@@ -12,8 +12,7 @@ from energon_lite.formats.known import format_of
 from energon_lite.formats.nvmeta import DEFAULT_DATASET, META
 
 if TYPE_CHECKING:
-    from energon_lite.extras.inspect.cache_plan import CachePlan
-    from energon_lite.extras.inspect.forecast import BalanceReport, Plan, WorkerPlan
+    from energon_lite.extras.inspect.forecast import Plan, WorkerPlan
     from energon_lite.extras.inspect.lint import LintReport
     from energon_lite.extras.lengths.length_index import LengthReport
     from energon_lite.extras.prepare.prepare_media import MediaReport
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 _NO_INDEX = "; no index: every run reads the whole file first"
 _INDEXED = {True: "; indexed", False: _NO_INDEX, None: ""}
-_BAR = 32  # characters
-_LISTED_DIFFERENCES = 40
 
 
 def _amount(samples: int, shards: int) -> str:
@@ -82,23 +79,6 @@ def checkpoint_text(report: Mapping[str, Any]) -> Iterator[str]:
         for name, row in state["sources"].items():
             read = f"{row['samples']:,} samples read (also into buffers)"
             yield f"    {name}: {read}, {row['skipped']:,} skipped"
-
-
-def diff_text(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what `checkpoint_diff` found."""
-    yield f"A: {report['a']}\nB: {report['b']}"
-    tables = {"settings": report["settings"]}
-    for name in ("places", "counts"):
-        rows = [(row["what"], row["a"], row["b"]) for row in report[name]]
-        known = [
-            (what, *("none" if v is None else f"{v:,}" if type(v) is int else v for v in own))
-            for what, *own in rows
-        ]
-        tables[name] = [f"{what}: {a} in A, {b} in B" for what, a, b in known]
-    for name, found in tables.items():
-        yield f"{name}: {'differ' if found else 'equal'}"
-        lines = first_of(found, _LISTED_DIFFERENCES, " (all of them with --json)")
-        yield from (f"  {line}" for line in lines)
 
 
 def info_text(report: Mapping[str, Any]) -> Iterator[str]:
@@ -189,23 +169,6 @@ def lengths_text(report: LengthReport) -> Iterator[str]:
     yield f"  {report.file}"
 
 
-def balance_text(report: BalanceReport) -> Iterator[str]:
-    """Yields what `balance_report` predicts, with a bar of the ranks' busy time for each order."""
-    sizes = {"rank": report.ranks, "step": report.steps, "sample": report.samples}
-    counts = ", ".join(counted(size, what) for what, size in sizes.items())
-    yield f"{report.path}: {counts}, packs of {counted(report.capacity, 'token')}"
-    if report.overlong:
-        yield f"longer than a pack, counted as one: {counted(report.overlong, 'sample')}"
-    if report.skipped:
-        yield f"of length 0, skipped: {counted(report.skipped, 'sample')}"
-    rows = [("", "padding", "imbalance", "idle", "busy".ljust(_BAR))]
-    for row in report.rows:
-        busy = "█" * round((1 - row.idle) * _BAR)
-        figures = f"{1 - row.full:.2%}", f"{row.imbalance:.4f}", f"{row.idle:.2%}"
-        rows.append((row.name, *figures, busy.ljust(_BAR, "·")))
-    yield from table_lines(rows)
-
-
 # A screenful of a thousand sources.
 _LISTED_WARNINGS = 20
 _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
@@ -224,8 +187,6 @@ def plan_text(plan: Plan) -> Iterator[str]:
     yield _headline(plan)
     yield from _packs(plan)
     yield from _table(_source_rows(plan))
-    if plan.cache is not None:
-        yield from _cache_lines(plan.cache)
     if plan.workers is not None:
         yield _worker_line(plan.workers, plan.world_size)
     if len(plan.sources) > 1 and len(plan.intervals) > 1:
@@ -253,20 +214,6 @@ def _headline(plan: Plan) -> str:
         how = f"exact for {plan.drawn_steps:,} steps, then extrapolated"
     samples = counted(plan.samples, "sample")
     return f"{text}: {samples}, {size_text(plan.read_bytes)} of tars ({how})"
-
-
-def _cache_lines(cache: CachePlan) -> Iterator[str]:
-    size, live = size_text(cache.cache_bytes), size_text(cache.live_bytes)
-    yield (
-        f"each of {counted(cache.nodes, 'machine')} with a cache of {size}: {live} are needed at a "
-        f"time, and {cache.hit_rate:.1%} of the bytes of later epochs are in the cache"
-    )
-    each = size_text(round(cache.bytes_per_step))
-    yield (
-        f"it fetches {size_text(cache.fetched_bytes)} in {cache.requests:,} requests, {each} "
-        f"in {cache.requests_per_step:,.1f} a step; those of a later epoch of all sources cost "
-        f"${cache.epoch_cost:,.2f} (at $0.40 a million)"
-    )
 
 
 def _worker_line(workers: WorkerPlan, world_size: int) -> str:
