@@ -158,6 +158,7 @@ def make_loader(num_workers: int, start_method: str) -> SavableDataLoader[Packed
         max_samples_per_sequence=50,
         task_encoder=DemoTaskEncoder(),
         worker_config=config,
+        trust=True,  # the metadataset is ours, and reads DEMO_DATA
     )
     return get_savable_loader(dataset)
 
@@ -312,6 +313,7 @@ def validate(trainer: Trainer) -> float:
         batch_size=BATCH_SIZE,
         task_encoder=DemoTaskEncoder(),
         worker_config=WorkerConfig.default_worker_config(num_workers=0),
+        trust=True,
     )
     mean = DeferredMean()
     for batch in get_loader(dataset):

@@ -62,6 +62,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def demo_data(sets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEMO_DATA", str(sets))
+    monkeypatch.setenv("ENERGON_LITE_TRUST", "1")  # to read it
 
 
 def training(path: Path, **settings: Any) -> Any:

@@ -16,11 +16,9 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from energon_lite.balance import CostModel
 from energon_lite.extras.cli import app, options
 from energon_lite.extras.cli.commands import main
 from energon_lite.extras.cli.wizard import Answers, NoAnswerError
-from energon_lite.extras.inspect.forecast import DEFAULT_COST
 from energon_lite.extras.lengths.length_index import DEFAULT_NAME
 from energon_lite.formats.nvmeta import (
     DEFAULT_DATASET,
@@ -411,8 +409,6 @@ def test_info_of_a_folder_imports_no_torch(root):
 def test_defaults_that_help_shows_are_those_of_the_library():
     assert options.LENGTHS_NAME == DEFAULT_NAME
     assert options.DATASET_YAML == DEFAULT_DATASET
-    assert CostModel(1, 1 / 24_576) == DEFAULT_COST
-    assert "4.0690104166666664e-05" in run("balance", "--help").stdout
 
 
 def test_everything_that_commands_load_by_name_exists():

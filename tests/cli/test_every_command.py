@@ -72,7 +72,7 @@ def run(name: str, *arguments: str) -> Any:
 def test_the_table_has_every_command() -> None:
     assert set(WORKS) == set(COMMANDS)
     assert set(WORKS) - set(WITH_JSON) == {"preview", "mount"}  # a page, and files
-    assert set(WITH_BAR) >= {"prepare", "lint", "lengths", "plan", "balance", "bench"}
+    assert set(WITH_BAR) >= {"prepare", "lint", "lengths", "plan", "bench"}
 
 
 @pytest.mark.parametrize("name", WORKS)
