@@ -116,7 +116,8 @@ class EncodedSample(Sample):
 class DemoTaskEncoder(DefaultTaskEncoder):
     """Takes the bytes of a text as tokens, and packs them; resizes and mirrors the pictures."""
 
-    packing = Packing(capacity=CAPACITY)
+    # A size of one's own: packs of these small sets may hold samples of two epochs, and are full.
+    packing = Packing(capacity=CAPACITY, buffer_size=256)
 
     @stateless
     def preencode_sample(self, sample: CaptioningSample | TextSample) -> TextAndPicture:

@@ -182,6 +182,11 @@ def pack_best(
     sizes = check_sizes(lengths, capacity, max_samples=max_samples, align=align)
     bound = bound_of(sizes)
     enough = int(bound * (1 + tolerance))
+    return _fewest(sizes, bound, enough, max_steps)
+
+
+def _fewest(sizes: Sizes, bound: int, enough: int, max_steps: int) -> Lists:
+    """Packs with one method after the other, until packs are few enough."""
     best = fit_decreasing(sizes)
     if len(best) <= enough:
         return best
