@@ -77,15 +77,12 @@ class LazyFunction(staticmethod):  # type: ignore[type-arg]
 
 
 class Described:
-    """Has a short `repr`, and a form for notebooks; what writes them is imported on first use."""
+    """Has a short `repr`; what writes it is imported on first use."""
 
     __slots__ = ()
 
     def __repr__(self) -> str:
         return str(import_name("energon_lite.extras.view.reprs:text_of")(self))
-
-    def _repr_html_(self) -> str:
-        return str(import_name("energon_lite.extras.view.notebook:html_of")(self))
 
 
 def lazy_names(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:

@@ -1,1 +1,1 @@
-"""Plain descriptions of samples, batches and packs, which pages, terminals and notebooks draw."""
+"""Plain descriptions of samples, batches and packs, which pages and terminals draw."""

@@ -1,6 +1,6 @@
 """Describes what a sample, a batch or a dict holds: the kind of each field, and a short summary.
 
-A description is plain data. A page, a terminal and a notebook draw the same one.
+A description is plain data. A page and a terminal draw the same one.
 """
 
 from __future__ import annotations

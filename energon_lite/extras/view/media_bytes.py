@@ -1,4 +1,4 @@
-"""Turns pictures, audio and video of a sample into bytes that a browser or notebook shows."""
+"""Turns pictures, audio and video of a sample into bytes that a browser shows."""
 
 from __future__ import annotations
 

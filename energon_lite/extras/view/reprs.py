@@ -36,7 +36,7 @@ def text_of(value: Any) -> str:
 
 
 def _item_text(item: Any) -> str:
-    parts, fields = [*head_of(item)], fields_in_repr(item)
+    parts, fields = [*_head_of(item)], _fields_in_repr(item)
     for number, (name, value) in enumerate(fields.items()):
         if number == _MAX_FIELDS or sum(map(len, parts)) > _MAX_LINE:
             parts.append(f"and {counted(len(fields) - number, 'more field')}")
@@ -46,27 +46,27 @@ def _item_text(item: Any) -> str:
     return f"{type(item).__name__[:_MAX_TEXT]}({', '.join(parts)})"
 
 
-def fields_in_repr(item: Any) -> dict[str, Any]:
+def _fields_in_repr(item: Any) -> dict[str, Any]:
     """Returns the fields of a sample, batch or dict; without service fields and those at None."""
-    hidden = _PACK_FIELDS if is_pack(item) else ()
+    hidden = _PACK_FIELDS if _is_pack(item) else ()
     shown = {n: value for n, value in fields_of(item).items() if value is not None}
     return {n: value for n, value in shown.items() if n not in hidden and n[:2] != "__"}
 
 
-def is_pack(item: Any) -> bool:
+def _is_pack(item: Any) -> bool:
     """Whether an item is a pack, or a batch of packs."""
     return isinstance(item, (PackedSample, PackedBatch))
 
 
-def head_of(item: Any) -> Iterator[str]:
+def _head_of(item: Any) -> Iterator[str]:
     """Yields the key of a sample, the number of samples of a batch, and how full a pack is."""
     key = item.get("__key__") if isinstance(item, Mapping) else getattr(item, "__key__", None)
-    if is_pack(item):
+    if _is_pack(item):
         yield shape_text(item.input_ids.shape) + ("" if item.input_ids.ndim > 1 else " tokens")
         key = getattr(item, "__keys__", key)
     if key is not None:
         yield counted(len(key), "sample") if isinstance(key, (list, tuple)) else brief(key)
-    if is_pack(item):
+    if _is_pack(item):
         if item.images:
             yield counted(len(item.images), "image")
         device = item.segment_ids.device  # one that is not the CPU would have to be waited for

@@ -125,7 +125,7 @@ def batch_view(batch: Any, restore_key: RestoreKey = (), encoder: Any = None) ->
     """
     rows = _token_rows(batch)
     numbers = [_sample_numbers(own) for own in rows]
-    runs = [list(runs_of(own)) for own in numbers]
+    runs = [list(_runs_of(own)) for own in numbers]
     num_samples = sum(number > 0 for own in runs for *_, number in own)
     names = enumerate(_names(batch, restore_key, num_samples))
     tokenizer = getattr(encoder, "tokenizer", None)
@@ -195,7 +195,7 @@ def _sample_numbers(row: Columns) -> Int64Array:
     return np.where(is_real, np.cumsum(starts), 0)
 
 
-def runs_of(numbers: Int64Array) -> Iterator[tuple[int, int, int]]:
+def _runs_of(numbers: Int64Array) -> Iterator[tuple[int, int, int]]:
     """Yields (start, stop, number) of the runs of equal numbers in a row (L,)."""
     for start, stop in pairwise([0, *(np.flatnonzero(np.diff(numbers)) + 1), len(numbers)]):
         yield int(start), int(stop), int(numbers[start])
