@@ -11,12 +11,10 @@ import pytest
 
 from energon_lite.balance import (
     CostModel,
-    efficiency,
     fit_cost_model,
     global_window,
     idle_share,
     imbalance,
-    pad_ratio,
     quantile_sync,
 )
 from energon_lite.batching.lists import Lists
@@ -38,7 +36,7 @@ def of_four(remainder: Any) -> Any:
     return global_window([1, 2, 3], 2, 2, 0, remainder=remainder).costs([1, 2, 3, 4])
 
 
-METRICS: list[Callable[[Any], float]] = [imbalance, idle_share, lambda steps: efficiency(steps, 9)]
+METRICS: list[Callable[[Any], float]] = [imbalance, idle_share]
 REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     *((partial(CostModel, token_squared=value), ValueError,
        "token_squared is .*; a cost must be a number") for value in (-1, NAN, INF)),
@@ -77,13 +75,6 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
         (np.empty((3, 0)), "without a rank"),
     )),
     (partial(imbalance, [["a", "b"]]), TypeError, "must be numbers"),
-    (partial(efficiency, [[1, 2], [3, 11]], 10), ValueError,
-     "Rank 1 has 11 in step 1, above the capacity of 10"),
-    (partial(efficiency, [[1, 2]], 0), ValueError, "capacity is 0"),
-    (partial(pad_ratio, Lists(np.array([0]), np.array([0, 1, 1])), [4]), ValueError,
-     "Batch 1 has no sample"),
-    (partial(pad_ratio, Lists(np.array([0]), np.array([0, 1])), [[4, 1]]), ValueError,
-     r"must have shape \(N,\)"),
     *((call, ValueError, words) for cost in (-1, NAN, INF) for call, words in (
         (partial(quantile_sync, [1, cost], 4, 0, 0), "cost of pack 1 is"),
     )),

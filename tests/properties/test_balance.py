@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from energon_lite.balance import (
     CostModel,
-    efficiency,
     fit_cost_model,
     global_window,
     idle_share,
@@ -204,4 +203,3 @@ def test_shares_are_between_0_and_1_and_have_no_unit(rows: list[list[int]], unit
         assert -1e-9 <= share(costs) <= 2 / 3 + 1e-9
         assert share(costs * unit) == pytest.approx(share(costs), abs=1e-9)
         assert share(np.repeat(costs[:, :1], 3, axis=1)) == pytest.approx(0, abs=1e-9)
-    assert 0 <= efficiency(costs, capacity=1e6) <= 1

@@ -1,6 +1,6 @@
 """Measures what packs cost, and how evenly steps load the ranks.
 
-Axes: N samples, P packs, S steps, K ranks. A rank without a pack in some step has a cost of 0
+Axes: S steps, K ranks. A rank without a pack in some step has a cost of 0
 there; see `StepPlan.costs`.
 """
 
@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_lite.batching.costs import CostModel, as_costs
-from energon_lite.batching.lists import Lists
 from energon_lite.core.arrays import Float64Array
 
 _TERMS = ("tokens", "sum of squares", "tiles")
@@ -148,71 +147,6 @@ def idle_share(costs_SK: npt.ArrayLike) -> float:
     costs_SK, largest_S = _with_largest(costs_SK)
     available = float(largest_S.sum()) * costs_SK.shape[1]
     return 1 - float(costs_SK.sum()) / available if available else 0.0
-
-
-def efficiency(costs_SK: npt.ArrayLike, capacity: float) -> float:
-    """Returns the share of the room of all packs that is filled; a rank without a pack counts too.
-
-    Args:
-        costs_SK: shape (S, K); what of the resource each rank's pack takes.
-        capacity: what a pack can hold of it.
-
-    Returns:
-        0..1; 1 if there is no step.
-
-    Raises:
-        TypeError: Not numbers.
-        ValueError: The shape is another one, `capacity` is not above 0, or a pack has more than
-            that.
-
-    Example:
-        >>> efficiency([[4, 4], [1, 3]], capacity=4)
-        0.75
-    """
-    costs_SK, largest_S = _with_largest(costs_SK)
-    if not capacity > 0:
-        raise ValueError(f"capacity is {capacity}; it must be above 0.")
-    if largest_S.size and largest_S.max() > capacity:
-        step, rank = divmod(int(costs_SK.argmax()), costs_SK.shape[1])
-        raise ValueError(
-            f"Rank {rank} has {costs_SK[step, rank]:g} in step {step}, above the capacity of "
-            f"{capacity}."
-        )
-    return float(costs_SK.sum()) / (capacity * costs_SK.size) if costs_SK.size else 1.0
-
-
-def pad_ratio(batches: Lists, lengths: npt.ArrayLike) -> float:
-    """Returns the mean over batches of the share that is padding, if padded to the longest.
-
-    Args:
-        batches: the samples of each batch.
-        lengths: shape (N,), of every sample, by sample index.
-
-    Returns:
-        0 if the samples of each batch are equally long, or if there is none; below 1. A batch of
-        empty samples counts as 0.
-
-    Raises:
-        ValueError: `lengths` has another shape, or a batch has no sample.
-
-    Example:
-        >>> pad_ratio(Lists(np.array([0, 1, 2]), np.array([0, 2, 3])), [10, 5, 7])  # 5 of 20; 0
-        0.125
-
-    Source: Y. Yao et al., "OmniBal", ICML 2025.
-    """
-    lengths_N = np.asarray(lengths)
-    counts_P = np.diff(batches.offsets)
-    if lengths_N.ndim != 1:
-        raise ValueError(f"lengths must have shape (N,), not {lengths_N.shape}; give one resource.")
-    if (counts_P < 1).any():
-        raise ValueError(f"Batch {int((counts_P < 1).argmax())} has no sample; leave it out.")
-    if not len(batches):
-        return 0.0
-    longest_P = np.maximum.reduceat(lengths_N[batches.indices], batches.offsets[:-1])
-    padded_P = longest_P * counts_P
-    shares_P = batches.sizes(lengths_N) / np.maximum(padded_P, 1)
-    return float(np.where(padded_P > 0, 1 - shares_P, 0.0).mean())
 
 
 def _with_largest(costs: npt.ArrayLike) -> tuple[Float64Array, Float64Array]:
