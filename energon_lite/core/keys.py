@@ -25,7 +25,7 @@ def leaves(key: RestoreKey) -> Iterator[RestoreKey]:
     if not nested:
         yield key
     for entry in nested:
-        if type(entry[-1]) is int:  # a generator for each sample would take most of the time
+        if entry and type(entry[-1]) is int:  # to recurse would take most of the time
             yield entry
         else:
             yield from leaves(entry)
