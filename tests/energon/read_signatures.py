@@ -18,7 +18,6 @@ DEEPER = {
     "flavors.vqa_and_ocr": ["VQAOCRSample"],
     "flavors.base_dataset": ["add_sample_restore_key", "set_sample_restore_key"],
     "metadataset.loader_interface": ["LoadedDataset", "LoadedDatasetList"],
-    "rng": ["SystemRng"],
     "source_info": ["add_source_info", "get_source_info"],
     "wrappers.base": ["get_sample_restore_key"],
 }

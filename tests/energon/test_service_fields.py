@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import random
-
-import numpy as np
 import pytest
-import torch
 
 from energon_lite import TextSample
 from energon_lite.flavors.base_dataset import add_sample_restore_key, set_sample_restore_key
-from energon_lite.rng import SystemRng
 from energon_lite.source_info import add_source_info, get_source_info
 from energon_lite.wrappers.base import get_sample_restore_key
 
@@ -41,22 +36,3 @@ def test_restore_keys_are_put_in_front_or_replaced():
     assert get_sample_restore_key({}) is None
     with pytest.raises(TypeError, match="Maker made a int without __restore_key__"):
         add_sample_restore_key(3, 5, src=Maker(), fail_otherwise=True)
-
-
-def test_global_generators_are_seeded_saved_and_restored():
-    def draw():
-        return random.random(), float(np.random.rand()), float(torch.rand(1))
-
-    before = SystemRng.save_state()
-    try:
-        SystemRng.seed_args(1, "a")
-        first, state = draw(), SystemRng.save_state()
-        second = draw()
-        SystemRng.restore_state(state)
-        assert draw() == second != first
-        SystemRng.seed(SystemRng.get_seed_from_args(1, "a"))
-        assert draw() == first
-        SystemRng.seed(5)
-        assert random.random() == 0.6229016948897019  # as random.seed(5)
-    finally:
-        SystemRng.restore_state(before)

@@ -121,30 +121,6 @@ def test_placeholders_import_annotate_and_compare_but_explain_themselves_when_us
         SampleIndex.get_next  # noqa: B018
 
 
-def test_a_generator_of_a_worker_draws_as_energons_and_resumes():
-    from energon_lite.rng import WorkerRng
-
-    def draw(rng):
-        numbers = [rng.randbelow(10) for _ in range(8)]
-        picks = [rng.choice_idx(torch.tensor([1, 2, 3])) for _ in range(10)]
-        return numbers, rng.shuffle(range(8)), picks
-
-    config = energon_lite.WorkerConfig(rank=0, world_size=1, num_workers=1)
-    rng = WorkerRng(config)
-    assert [rng.randbelow(10) for _ in range(8)] == [0, 0, 3, 2, 9, 5, 8, 5]
-    assert rng.shuffle(list(range(8))) == [7, 5, 0, 2, 6, 3, 1, 4]
-    assert [rng.choice_idx(torch.tensor([1, 2, 3])) for _ in range(10)] == [
-        0, 0, 2, 2, 2, 2, 1, 1, 2, 2,
-    ]  # fmt: skip
-    other = WorkerRng(config)
-    other.restore_state(rng.save_state())
-    assert draw(other) == draw(rng)
-    entries = [3, 4]
-    assert rng.choice(entries) in entries
-    assert sorted([rng.rand_pop(entries), *entries]) == [3, 4]
-    assert rng.choice_idx(torch.tensor([1.0])) == 0
-
-
 def test_records_of_states_have_attributes_and_survive_files(tmp_path):
     from energon_lite.savable_loader import SavableDataLoaderState, SavableDatasetCheckpoint
 
