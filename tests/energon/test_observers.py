@@ -34,13 +34,6 @@ NUM_TEXTS = 10
 
 
 @pytest.fixture
-def unfrozen() -> Iterator[None]:
-    gc.unfreeze()  # what an endless pass of another test in this process froze
-    yield
-    gc.unfreeze()
-
-
-@pytest.fixture
 def collections(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
     monkeypatch.setattr(gc, "collect", lambda: calls.append(1))
@@ -68,29 +61,13 @@ def twice(sample: Any) -> Iterator[Any]:
 
 
 def test_garbage_is_collected_every_few_items(texts, collections) -> None:
-    dataset = GcDataset(in_file_order(texts), every_n_iter=3, freeze=False)
+    dataset = GcDataset(in_file_order(texts), every_n_iter=3)
     assert [number_of(sample) for sample in dataset] == list(range(10))
     assert len(collections) == 3
-    list(GcDataset(in_file_order(texts), every_n_iter=0, freeze=False))
+    list(GcDataset(in_file_order(texts), every_n_iter=0))
     assert len(collections) == 3
     with pytest.raises(ValueError, match="every_n_iter=-1 is negative"):
         GcDataset(in_file_order(texts), every_n_iter=-1)
-
-
-def test_process_is_frozen_at_the_first_item_and_not_after_the_pass(texts, unfrozen) -> None:
-    run = StreamRun(GcDataset(in_file_order(texts)), Stream(0, 1))
-    assert gc.get_freeze_count() == 0
-    next(run)
-    assert gc.get_freeze_count() > 0
-    assert gc.isenabled()
-    list(run)
-    assert gc.get_freeze_count() == 0
-
-
-def test_who_did_not_freeze_does_not_unfreeze(texts, unfrozen) -> None:
-    gc.freeze()
-    list(GcDataset(in_file_order(texts)))
-    assert gc.get_freeze_count() > 0
 
 
 def test_stages_that_change_nothing_leave_no_trace(texts) -> None:

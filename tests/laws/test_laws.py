@@ -574,7 +574,7 @@ CASES: dict[type, list[Case]] = {
     ],
     GcDataset: [
         lambda root: GcDataset(texts(root), every_n_iter=3),
-        lambda root: GcDataset(train(root, "skipping")(QUIET), every_n_iter=0, freeze=False),
+        lambda root: GcDataset(train(root, "skipping")(QUIET), every_n_iter=0),
     ],
     LogSampleDataset: [
         lambda root: LogSampleDataset(texts(root), "train"),
@@ -657,8 +657,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _no_collections(monkeypatch: pytest.MonkeyPatch) -> None:
     """`GcDataset` would collect the garbage of the test process thousands of times."""
-    for name in ("collect", "freeze", "unfreeze"):
-        monkeypatch.setattr(f"energon_lite.extras.energon.observers.gc.{name}", lambda: 0)
+    monkeypatch.setattr("energon_lite.extras.energon.observers.gc.collect", lambda: 0)
 
 
 @pytest.mark.parametrize(

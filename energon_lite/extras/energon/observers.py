@@ -6,8 +6,6 @@ import gc
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from torch.utils.data import get_worker_info
-
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.samples import field_of
 from energon_lite.core.stage import PerItemStage, StageCursor
@@ -20,13 +18,6 @@ T = TypeVar("T")
 class GcDataset(PerItemStage[T]):
     """Collects garbage every few items, in the process that computes them.
 
-    With `freeze`, the objects that exist when the first item is requested (modules, indexes, in the
-    main process also the model) are taken out of all collections. This makes collections quick and
-    leaves the memory that forked processes share alone. It is done once in a process: later it
-    would also keep garbage for ever. A worker process stays frozen, since other streams of the
-    process continue, and both end together. In the main process the stream that froze the objects
-    unfreezes them at the end of its pass, so that what the program drops afterwards is freed.
-
     State: none.
     Length: as below.
     Keys: as below.
@@ -34,7 +25,7 @@ class GcDataset(PerItemStage[T]):
     Args:
         dataset: the items.
         every_n_iter: items of a stream between two collections; 0 for none.
-        freeze: whether to freeze.
+        freeze: accepted, without effect.
         worker_config: by default that of the dataset.
     """
 
@@ -46,11 +37,11 @@ class GcDataset(PerItemStage[T]):
         freeze: bool = True,
         worker_config: WorkerConfig | None = None,
     ) -> None:
+        del freeze
         super().__init__(dataset, worker_config)
         if every_n_iter < 0:
             raise ValueError(f"every_n_iter={every_n_iter} is negative; 0 for no collections")
         self.every_n_iter = every_n_iter
-        self.freeze = freeze
 
     def open(self, inner: Cursor[T], stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""
@@ -60,25 +51,12 @@ class GcDataset(PerItemStage[T]):
 
 class _GcCursor(StageCursor[T]):
     _num_requests = 0
-    _has_frozen = False
 
     def __next__(self) -> T:
-        spec = self.spec
-        # Another stream, or the user, may have frozen the objects of this process before.
-        if self._num_requests == 0 and spec.freeze and not gc.get_freeze_count():
-            gc.collect()  # or garbage would be kept for ever
-            gc.freeze()
-            self._has_frozen = True
         self._num_requests += 1
-        if spec.every_n_iter and self._num_requests % spec.every_n_iter == 0:
+        if self.spec.every_n_iter and self._num_requests % self.spec.every_n_iter == 0:
             gc.collect()
-        try:
-            return super().__next__()
-        except StopIteration:
-            if self._has_frozen and get_worker_info() is None:
-                gc.unfreeze()
-                self._has_frozen = False
-            raise
+        return super().__next__()
 
 
 def default_get_keys(item: Any) -> list[str] | None:
