@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -16,7 +17,10 @@ from energon_lite import WorkerConfig, get_savable_loader
 from energon_lite.extras.remote import fetcher_client
 from energon_lite.extras.remote.remote_folder import RemoteFolder
 from energon_lite.extras.remote.staging import ahead_bytes, staged
-from energon_lite.storage.byte_file import ExpectedReads
+from energon_lite.storage import files
+from energon_lite.storage.byte_file import ExpectedReads, set_cache
+from energon_lite.storage.local_paths import local_path
+from tests.helpers import text_set
 from tests.remote.server import Server
 from tests.remote.test_remote_datasets import LONG, making, texts_of
 
@@ -207,3 +211,134 @@ fetcher.main(Path(sys.argv[1]), {1 << 30}, False)
     warnings = [record for record in caplog.records if "is full" in record.getMessage()]
     assert len(warnings) == 1
     assert not any(folder.exists() for folder in in_memory)
+
+
+def disk_bytes(place: Path) -> int:
+    return sum(512 * path.stat().st_blocks for path in place.rglob("*") if path.is_file())
+
+
+def fetched_again(server: Server, cache: Any, place: Path) -> int:
+    """Returns the number of requests for data of one more run, whose fetcher ends."""
+    before = data_requests(server)
+    texts_with(cache)
+    end_of_fetchers(place)
+    return data_requests(server) - before
+
+
+def test_cache_does_not_depend_on_what_changes_from_run_to_run(
+    server: Server, texts: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = {"path": place / "cache", "max_bytes": 50 * MIB}
+    assert fetched_again(server, cache, place) > 30
+    size = disk_bytes(place)
+    for name, value in {
+        "AWS_SESSION_TOKEN": "second", "AWS_BATCH_JOB_ID": "job-2",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN": "new", "AWS_ROLE_SESSION_NAME": "other",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    assert fetched_again(server, cache, place) == 0
+    assert disk_bytes(place) < size + 100_000
+    assert [path.name.partition("-")[0] for path in place.glob("cache/*/*")] == ["copies"]
+    with Server(root=texts) as other:  # another store has other bytes
+        monkeypatch.setenv("AWS_ENDPOINT_URL", other.url)
+        assert fetched_again(other, cache, place) > 30
+    small = {**cache, "max_bytes": size + 200_000}
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    assert fetched_again(server, small, place) == 0  # the bytes of the other store went for it
+    assert disk_bytes(place) < size + 100_000
+
+
+def test_programs_with_other_credentials_at_once_have_other_bytes(
+    server: Server, texts: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = {"path": place / "cache", "max_bytes": 50 * MIB}
+    batches = iter(get_savable_loader(making(LONG)(config_with(cache))))
+    first = [list(next(batches).text) for _ in range(5)]
+    monkeypatch.setenv("AWS_ROLE_SESSION_NAME", "other")
+    expected = texts_of(texts / "long", 60)
+    assert texts_with(cache) == expected
+    assert len(list(place.glob("cache/*/copies-*"))) == 2
+    first += [list(next(batches).text) for _ in range(55)]
+    assert first == expected
+
+
+def test_disk_is_bounded_whatever_the_size_of_samples(server: Server, place: Path) -> None:
+    """Of each range that is taken away nothing stays, though it ends within a block."""
+    limit, size = 1 << 20, 3 * MIB + 77
+    server.replace("bucket/odd", bytes(range(256)) * (size // 256 + 1))
+    set_cache({"path": place / "cache", "max_bytes": limit})
+    file = files.open_bytes(local_path("s3://bucket/odd"))
+    for start in range(0, size, 9_001):
+        assert file.read(start, min(start + 4_700, size))
+    assert limit // 2 < disk_bytes(place) <= 1.02 * limit + 100_000
+
+
+@pytest.mark.parametrize("damage", ["cut", "zeros", "hole", "map", "json", "format", "boot"])
+def test_damaged_cache_heals(server: Server, texts: Path, place: Path, damage: str) -> None:
+    cache = {"path": place / "cache", "max_bytes": 50 * MIB}
+    expected = texts_with(cache)
+    end_of_fetchers(place)
+    (base,) = place.glob("cache/*/copies-*")
+    for path in base.glob("copies/*.data"):
+        size = path.stat().st_size
+        if damage in ("cut", "hole"):
+            os.truncate(path, size // 3)
+        if damage == "hole":
+            os.truncate(path, size)
+        if damage == "zeros":
+            path.write_bytes(bytes(size))
+        if damage == "map":
+            path.with_suffix(".map").write_bytes(b"\1" * 20)
+        if damage == "json":
+            path.with_suffix(".json").write_text("{}")
+    if damage in ("format", "boot"):
+        marker = base / "boot"
+        marker.write_text(marker.read_text().replace("2 " if damage == "format" else "-", "1 "))
+    assert texts_with(cache) == expected == texts_of(texts / "long", 60)
+
+
+def test_cache_that_is_cut_during_a_run_heals(server: Server, texts: Path, place: Path) -> None:
+    cache = {"path": place / "cache", "max_bytes": 50 * MIB}
+    texts_with(cache)
+    set_cache(cache)
+    file = files.open_bytes(local_path(f"{LONG}/shard-0.tar"))
+    expected = (texts / "long" / "shard-0.tar").read_bytes()
+    assert file.read(0, 50_000) == expected[:50_000]
+    for path in place.rglob("*.data"):
+        os.truncate(path, 0)
+    assert file.read(500_000, 700_000) == expected[500_000:700_000]
+
+
+def test_program_with_another_limit_is_told(server: Server, place: Path, caplog: Any) -> None:
+    cache = {"path": place / "cache", "max_bytes": 50 * MIB}
+    batches = iter(get_savable_loader(making(LONG)(config_with(cache))))
+    next(batches)
+    assert "has no effect" not in caplog.text
+    texts_with({**cache, "max_bytes": 5 * MIB})
+    assert "max_bytes=5,242,880 has no effect" in caplog.text
+    assert "has given 52,428,800" in caplog.text
+
+
+def test_index_that_is_not_read_is_not_fetched(server: Server, tmp_path: Path) -> None:
+    for path in text_set(tmp_path / "many", 40, 20).rglob("*"):
+        if path.is_file():
+            server.replace(f"bucket/{path.relative_to(tmp_path)}", path)
+    texts_of("s3://bucket/many", 5)
+    paths = {own.path.rpartition("/")[2] for own in server.log()}
+    assert "offsets.bin" in paths
+    assert "index.sqlite" not in paths
+
+
+def test_what_is_waited_for_comes_before_what_is_for_later(server: Server) -> None:
+    """On a slow link the last of 60 pieces would come after all others."""
+    server.replace("bucket/large", bytes(6 * MIB))
+    server.replace("bucket/small", b"text")
+    server.set_bandwidth(1e6)
+    file = files.open_bytes(local_path("s3://bucket/large"))
+    for start in range(0, 60 * 100_000, 100_000):
+        file.advise(start, start + 100_000)
+    file.read(0, 100_000)
+    for start in range(20):
+        file.read(6 * MIB - 20_000 + 1000 * start, 6 * MIB - 19_000 + 1000 * start)
+    sent = sum(own.num_bytes for own in server.log())
+    assert sent < 3 * MIB

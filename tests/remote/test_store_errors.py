@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from itertools import islice
@@ -58,6 +59,7 @@ def test_shard_that_comes_back_costs_nothing(
     server: Server, texts: Path, monkeypatch: Any, status: int
 ) -> None:
     monkeypatch.setattr(patience, "BRIEF_SEC", 0.1)
+    monkeypatch.setattr(patience, "sleep", time.sleep)
     refuse_a_shard(server, status)
     timer = threading.Timer(1.0 if status < 429 else 15.0, server.heal)
     timer.start()

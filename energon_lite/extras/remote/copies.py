@@ -20,14 +20,16 @@ import numpy as np
 
 from energon_lite.storage.files import libc
 
-# Members of a tar begin at its multiples.
-GRANULE = 512
+# File systems free whole blocks, mostly of this size; members of a tar begin at multiples of 512.
+GRANULE = 4096
 # A counter before the map, of the beginnings and ends of taking bytes away. These bytes are marked
 # before they are freed, and can only be fetched again after the end.
 _HEAD_BYTES = 8
 # More are needed only where a reader is always interrupted for longer than taking away needs.
 _MOST_READS = 1000
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1
+# Bytes that are newer than their marks by more are another program's. [Unit: second]
+_BETWEEN_SEC = 1.0
 libc.fallocate.argtypes = ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long
 
 
@@ -42,6 +44,26 @@ def path_of(folder: Path, address: str, size_bytes: int, identity: Any) -> Path:
     """
     text = json.dumps([address, size_bytes, identity])
     return folder / f"{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}.data"
+
+
+def bytes_beside(size_bytes: int) -> int:
+    """Returns what a copy takes on the disk beside its bytes: its facts, its map, a last block."""
+    return 2 * GRANULE - (-_map_bytes(size_bytes) // GRANULE) * GRANULE
+
+
+def is_sound(path: Path, size_bytes: int) -> bool:
+    """Returns whether a copy that another process left is as it was left, and has any bytes."""
+    data, map_path = path.stat(), path.with_suffix(".map")
+    marks, map_time = map_path.read_bytes(), map_path.stat().st_mtime
+    sizes = data.st_size, len(marks)
+    # Bytes are written before their marks, and the writer may be killed in between.
+    is_touched = data.st_mtime > map_time + _BETWEEN_SEC
+    is_whole = sizes == (size_bytes, _map_bytes(size_bytes)) and not is_touched
+    return is_whole and b"\1" in marks[_HEAD_BYTES:]
+
+
+def _map_bytes(size_bytes: int) -> int:
+    return _HEAD_BYTES - (-size_bytes // GRANULE)
 
 
 @contextmanager
@@ -74,8 +96,7 @@ class Copy:
         map_descriptor = os.open(path.with_suffix(".map"), self._flags, 0o600)
         try:
             self._begin(map_descriptor)
-            num_bytes = _HEAD_BYTES - (-size_bytes // GRANULE)
-            memory = mmap.mmap(map_descriptor, num_bytes, access=mmap.ACCESS_READ)
+            memory = mmap.mmap(map_descriptor, _map_bytes(size_bytes), access=mmap.ACCESS_READ)
         except BaseException:
             os.close(map_descriptor)
             raise
@@ -147,7 +168,7 @@ class WritableCopy(Copy):
 
     def _begin(self, map_descriptor: int) -> None:
         os.ftruncate(self.descriptor, self.size_bytes)
-        os.ftruncate(map_descriptor, _HEAD_BYTES - (-self.size_bytes // GRANULE))
+        os.ftruncate(map_descriptor, _map_bytes(self.size_bytes))
 
     def _opened(self, map_descriptor: int) -> None:
         self._map_descriptor = map_descriptor

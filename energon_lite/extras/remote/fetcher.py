@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
+import re
 import resource
 import shutil
 import socket
@@ -30,6 +32,10 @@ from energon_lite.extras.remote.transfers import BEAT_SEC, Transfers
 
 # Without clients it waits so long for the next one; and for the first. [Unit: second]
 _LEAVE_SEC, _FIRST_SEC = 2.0, 20.0
+# Variables that decide where objects are.
+_WHERE = re.compile(r"^(AWS|AZURE|GOOGLE|MSC)_.*(ENDPOINT|ACCOUNT_NAME|PROFILE|CONFIG)")
+# Of the files of copies; those of another number are removed.
+_FORMAT = 2
 
 
 class Fetcher:
@@ -77,6 +83,7 @@ class Fetcher:
                     answer = self._answered(request, stream, beat)
                     if answer is not None:
                         answer["warning"] = self._transfers.warning
+                        answer["copies"] = str(self._transfers.folder)
                         stream.write(json.dumps(answer).encode() + b"\n")
                         stream.flush()
         except (OSError, ValueError):
@@ -100,6 +107,8 @@ class Fetcher:
             return _result(lambda: transfers.expect(request))
         if kind == "counts":
             return _result(transfers.counts)
+        if kind == "drop":
+            return _result(lambda: transfers.drop(address))
         if kind == "write":
             data = Path(request["file"]) if "file" in request else stream.read(request["size"])
             over = request.get("over", object_stores.ANY)
@@ -140,23 +149,64 @@ def _result(call: Callable[[], Any]) -> dict[str, Any]:
         return {"error": [errno.EIO, f"{type(error).__name__} in the fetcher: {error}", ""]}
 
 
-def main(folder: Path, max_bytes: int, is_kept: bool) -> None:
-    """Serves the clients of a folder, if no other process does.
-
-    Args:
-        folder: of the lock, the socket and the copies.
-        max_bytes: of all copies.
-        is_kept: whether copies stay when this process ends.
-    """
+def _locked(folder: Path) -> bool:
+    """Locks a folder until this process ends; returns whether no other process has it."""
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel knows whose it is
     except OSError:
+        os.close(descriptor)
+        return False
+    os.utime(descriptor)
+    return True
+
+
+def _kept_folder(place: Path, max_bytes: int) -> Path:
+    """Returns the folder of the copies that stay, which is locked.
+
+    It depends on where objects are, and not on credentials, which change from run to run. Programs
+    with other credentials that run at the same time have a second folder. Folders without a
+    program are removed, the oldest first, while all of them have more than `max_bytes`.
+    """
+    settings = sorted(item for item in os.environ.items() if _WHERE.search(item[0]))
+    name = hashlib.blake2b(repr(settings).encode(), digest_size=8).hexdigest()
+    own, end, number = place / f"copies-{name}-0", time.monotonic() + 2 * _LEAVE_SEC, 0
+    own.mkdir(mode=0o700, exist_ok=True)
+    while not _locked(own):
+        if time.monotonic() > end:  # it is not about to end
+            number += 1
+            own = place / f"copies-{name}-{number}"
+            own.mkdir(mode=0o700, exist_ok=True)
+        else:
+            time.sleep(_LEAVE_SEC / 20)
+    times = {path.parent: path.stat().st_mtime for path in place.glob("copies-*/lock")}
+    sizes = {path: _bytes_in(path) for path in sorted(times, key=lambda path: times[path])}
+    for other in [path for path in sizes if path != own]:
+        if sum(sizes.values()) > max_bytes and _locked(other):
+            shutil.rmtree(other, ignore_errors=True)
+            del sizes[other]
+    return own
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(512 * path.stat().st_blocks for path in folder.glob("copies/*"))
+
+
+def main(folder: Path, max_bytes: int, is_kept: bool) -> None:
+    """Serves the clients of a folder, if no other process does.
+
+    Args:
+        folder: of the lock, the socket, and of copies that do not stay.
+        max_bytes: of all copies.
+        is_kept: whether copies stay when this process ends, in a folder beside.
+    """
+    if not _locked(folder):
         return
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a copy has two files
-    copies, place, marker = folder / "copies", folder / "socket", folder / "boot"
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    base = _kept_folder(folder.parent, max_bytes) if is_kept else folder
+    copies, place, marker = base / "copies", folder / "socket", base / "boot"
+    boot = f"{_FORMAT} {Path('/proc/sys/kernel/random/boot_id').read_text()}"
     if not marker.exists() or marker.read_text() != boot:  # files may lack what was in memory only
         shutil.rmtree(copies, ignore_errors=True)
         marker.write_text(boot)
@@ -170,8 +220,7 @@ def main(folder: Path, max_bytes: int, is_kept: bool) -> None:
         Fetcher(transfers).serve(listening)
         place.unlink(missing_ok=True)
         transfers.end()
-        if not is_kept:
-            shutil.rmtree(copies, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)  # threads may be in a request
 
 

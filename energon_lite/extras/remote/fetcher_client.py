@@ -23,7 +23,6 @@ from typing import Any
 
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.extras.remote.copies import address_in
-from energon_lite.extras.remote.msc_profiles import fingerprint
 from energon_lite.extras.stores.owned_folders import private_folder
 from energon_lite.storage.byte_file import current_cache
 from energon_lite.storage.patience import warn_once
@@ -33,12 +32,10 @@ _START_SEC, _SILENT_SEC = 60.0, 30.0
 # How long a request is sent again to fetchers that end meanwhile, and how long between two tries.
 _TRYING_SEC, _PAUSE_SEC = 60.0, 0.02
 # Variables that decide whose credentials are used: programs that differ have fetchers of their own.
-_SETTINGS = (
-    "AWS_", "GOOGLE_", "AZURE_", "MSC_", "XDG_CONFIG", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy",
-    "https_proxy",
-)  # fmt: skip
-# For how long files of profiles are not looked at again.
-_PROFILES_SEC = 0.5
+_SETTINGS = re.compile(
+    r"^(AWS|GOOGLE|AZURE|MSC|XDG_CONFIG)_|^HOME$|^https?_proxy$|key|secret|token|password|credential",
+    re.IGNORECASE,
+)
 # Bytes of all copies where no cache is given.
 _MAX_BYTES = 4 << 30
 _OF_OTHERS = re.compile(r"nfs|cifs|smb|lustre|gpfs|ceph|9p|gluster|beegfs|fuse\.(?!fuse-overlayfs)")
@@ -50,25 +47,14 @@ def folder_of_fetcher() -> Path:
     Raises:
         OSError: It is the folder of another user, or on another machine.
     """
-    own = tuple(sorted(item for item in os.environ.items() if item[0].startswith(_SETTINGS)))
-    now = time.monotonic()
-    if own != _profiles.settings or now > _profiles.until_sec:
-        _profiles.settings, _profiles.until_sec = own, now + _PROFILES_SEC
-        _profiles.found = repr(fingerprint())
+    own = sorted(item for item in os.environ.items() if _decides(item[0]))
     cache_ = current_cache()
-    place = cache_["path"] if cache_ else tempfile.gettempdir()
-    return _folder_for(repr([[*map(list, own)], _profiles.found]), place)
+    return _folder_for(repr(own), cache_["path"] if cache_ else tempfile.gettempdir())
 
 
-class _Profiles(threading.local):
-    """The configuration of profiles, as it was a moment ago: files are not looked at each time."""
-
-    settings: tuple[tuple[str, str], ...] = ()
-    until_sec = 0.0
-    found = ""
-
-
-_profiles = _Profiles()
+@lru_cache(1000)
+def _decides(variable: str) -> bool:
+    return _SETTINGS.search(variable) is not None
 
 
 @lru_cache(64)
@@ -145,9 +131,14 @@ class _Connection:
 
 
 class _Own(threading.local):
-    """The connection of a thread."""
+    """The connection of a thread.
+
+    Attributes:
+        copies: folder of the copies, as the last answer named it.
+    """
 
     connection: _Connection | None = None
+    copies = ""
 
     def get(self) -> _Connection:
         if self.connection is None:
@@ -166,6 +157,11 @@ def forget() -> None:
 
 
 os.register_at_fork(after_in_child=forget)
+
+
+def folder_of_copies() -> Path:
+    """Returns the folder in which the fetcher keeps bytes now; none before its first answer."""
+    return Path(_own.copies)
 
 
 def hint(request: dict[str, Any]) -> None:
@@ -209,6 +205,7 @@ def ask(request: dict[str, Any], data: bytes = b"") -> Any:
                     f"{_TRYING_SEC:g} s ({error}); see {folder / 'log'}. No sample "
                     "was skipped for it: start the program again, from the last state"
                 ) from error
+    _own.copies = answer["copies"]
     if answer["warning"]:
         warn_once(answer["warning"])
     if "error" in answer:
@@ -265,6 +262,7 @@ def _started(folder: Path) -> int:
     log = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     cache_ = current_cache()
     settings = [str(cache_["max_bytes"] if cache_ else _MAX_BYTES), str(int(bool(cache_)))]
+    folder.mkdir(mode=0o700, exist_ok=True)  # it goes with a fetcher that ends
     # Not `subprocess`, which warns of a program that outlives it.
     return os.posix_spawn(
         sys.executable,

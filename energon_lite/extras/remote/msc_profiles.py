@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError, did_you_mean
 
 PACKAGE = "multistorageclient"
-_VARIABLE = re.compile(r"\$\{?(\w+)")
 _NONE: Any = {}
 # Profiles that need no file: the files of the machine.
 _OF_THE_MACHINE = ("default", "__filesystem__")
@@ -66,20 +63,6 @@ class Profile(NamedTuple):
 
 class UnmappedError(Exception):
     """A profile has a key that only multi-storage-client itself understands."""
-
-
-def fingerprint() -> list[Any]:
-    """Returns what decides on credentials: files, and the variables in them; never raises."""
-    home, found = Path.home(), list[Any]()
-    files = [Path(os.environ.get("MSC_CONFIG", "")), *home.glob(".msc_config.*")]
-    for folder in (home / ".config", Path(os.environ.get("XDG_CONFIG_HOME", ""))):
-        files += [*folder.glob("msc/config.*"), folder / "rclone/rclone.conf"]
-    for file in (*files, home / ".rclone.conf"):
-        with suppress(OSError, ValueError):  # raised where a profile is used
-            names = sorted(set(_VARIABLE.findall(file.read_text())))
-            variables = [(name, os.environ.get(name)) for name in names]
-            found.append([str(file), file.stat().st_mtime_ns, variables])
-    return found
 
 
 def profile_named(name: str) -> Profile:

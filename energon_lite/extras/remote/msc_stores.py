@@ -13,6 +13,7 @@ from typing import Any
 
 from obstore import exceptions, store
 
+from energon_lite.extras.remote.aws_profiles import aws_settings
 from energon_lite.extras.remote.msc_profiles import PACKAGE, Profile, UnmappedError
 
 # Tunings of the transfers of multi-storage-client, which have no effect here.
@@ -25,7 +26,8 @@ _TUNING = dict.fromkeys((
 # By type: the store, what it calls options of the provider, and further settings.
 # Objects are removed one by one, which stores without bulk deletes can do as well.
 ONE_BY_ONE: dict[str, Any] = {"disable_bulk_delete": True}
-_S3 = {"region_name": "region", "endpoint_url": "endpoint", "signature_version": "sign"}
+_S3 = {"region_name": "region", "endpoint_url": "endpoint", "signature_version": "sign",
+       "profile_name": "profile"}  # fmt: skip
 _KINDS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     **dict.fromkeys(("s3", "s8k", "ais_s3"), (store.S3Store, _S3, ONE_BY_ONE)),
     "gcs_s3": (
@@ -96,6 +98,8 @@ class Profiled:
             of(own, found, settings)
         elif own.issuer:
             raise UnmappedError(f"credentials_provider.type {own.issuer!r}")
+        elif make is store.S3Store:
+            settings = {**aws_settings(settings.pop("profile", "")), **settings}
         return make(place, **settings, **self._common)
 
 

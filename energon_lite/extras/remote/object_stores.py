@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from obstore import exceptions, store
 
 from energon_lite.core.errors import DatasetFormatError
+from energon_lite.extras.remote.aws_profiles import aws_settings
 from energon_lite.extras.remote.msc_profiles import profile_named
 from energon_lite.extras.remote.msc_stores import ONE_BY_ONE, Profiled
 
@@ -36,7 +37,7 @@ _PASSING_CODES = ("RequestTimeout", "RequestTimeTooSkewed", "OperationAborted")
 # A list of a bucket that is missing has this error; one of an empty folder has none.
 NO_BUCKET = "there is no such bucket; check its name and the endpoint"
 _SETTINGS = {
-    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true",
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or AWS_SKIP_SIGNATURE=true",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "msc": "credentials_provider in the profile",
     "az": "AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY",
@@ -69,7 +70,7 @@ def _store_at(scheme: str, place: str) -> Any:
     if scheme == "msc":
         return Profiled(profile_named(place), options)
     if scheme == "s3":
-        return store.S3Store(place, **ONE_BY_ONE, **options)
+        return store.S3Store(place, **ONE_BY_ONE, **aws_settings(), **options)
     if scheme == "gs":
         return store.GCSStore(place, **options)
     if scheme == "az":

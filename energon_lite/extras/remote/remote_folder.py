@@ -15,7 +15,7 @@ from typing import Any
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import DatasetFormatError, FatalSampleError
 from energon_lite.extras.remote.copies import GRANULE, Copy, path_of
-from energon_lite.extras.remote.fetcher_client import ask, folder_of_fetcher, hint
+from energon_lite.extras.remote.fetcher_client import ask, folder_of_copies, hint
 from energon_lite.extras.remote.staging import (
     LATER,
     NOW,
@@ -25,7 +25,15 @@ from energon_lite.extras.remote.staging import (
     check_place,
     staged,
 )
-from energon_lite.storage.byte_file import Address, ByteFile, ExpectedReads, Folder, Status
+from energon_lite.storage.byte_file import (
+    Address,
+    ByteFile,
+    ExpectedReads,
+    Folder,
+    Status,
+    current_cache,
+)
+from energon_lite.storage.patience import warn_once
 
 # Largest file that is fetched as a whole for a program that knows local files only: the
 # `index.sqlite` of two million samples, which training needs for a comparison.
@@ -76,9 +84,12 @@ class RemoteFile(ByteFile):
     def read_into(self, target: memoryview, start: int) -> int:
         """Fills `target` with the bytes from `start` on; fewer where the file ends."""
         target = target[: max(0, self.size_bytes - start)]
-        for _ in range(_MOST_FETCHED):
+        for number in range(_MOST_FETCHED):
             if self.read_at_hand(target, start):
                 return len(target)
+            if number == _MOST_FETCHED // 2:  # the copy may be corrupt
+                ask({"kind": "drop", "address": self._object["address"]})
+                self._copy = None
             self.ensure(start, start + len(target))
         raise FatalSampleError(
             f"{self.path}: bytes that were fetched are taken away before they are read, for others "
@@ -128,7 +139,7 @@ class RemoteFile(ByteFile):
         """Returns the copy, if there is one."""
         if self._copy is None:
             with suppress(OSError, ValueError):  # it may just be made
-                path = path_of(folder_of_fetcher() / "copies", *self._object.values())
+                path = path_of(folder_of_copies(), *self._object.values())
                 self._copy = Copy(path, self.size_bytes)
         return self._copy
 
@@ -227,6 +238,12 @@ class RemoteFolder(Folder):
         total = sum(plan.live_bytes for plan in plans) + ahead
         request = {"kind": "expect", "process": os.getpid(), "name": name, "returns": returns}
         found = ask({**request, "live": total})
+        cache, asked = current_cache(), found["asked"]
+        if cache and cache["max_bytes"] != asked:
+            warn_once(
+                f"cache {cache['path']}: max_bytes={cache['max_bytes']:,} has no effect, as a "
+                f"program that runs has given {asked:,}; give all programs the same number"
+            )
         if total > ahead and found["live"] > found["max_bytes"]:
             ask({**request, "live": 0})
             others = found["live"] - total + ahead

@@ -9,14 +9,14 @@ import itertools
 import json
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from energon_lite.extras.remote import object_stores
-from energon_lite.extras.remote.copies import WritableCopy, path_of
+from energon_lite.extras.remote.copies import GRANULE, WritableCopy, bytes_beside, is_sound, path_of
 from energon_lite.extras.remote.kept_ranges import KeptRanges, Range
 from energon_lite.extras.remote.listings import Listings, status_in
 from energon_lite.extras.remote.retries import retried
@@ -26,11 +26,16 @@ from energon_lite.extras.stores.owned_folders import (
     private_folder,
     remove_dead_folders,
 )
+from energon_lite.formats.nvmeta import INDEX_SQLITE
+from energon_lite.formats.stored_offsets import STORED_OFFSETS
 
 # Requests in flight; with fewer, a network of 30 ms is not filled by pictures of 75 KB.
 _NUM_THREADS = 128
 # Where more than a part of all bytes is to be fetched, hints are passed over.
 _QUEUED_PART = 16
+# What is in flight for later: as much as came in the last second, so that a client that begins to
+# wait does so for a second at most, or this, from which a fast network doubles it in each answer.
+_LATER_BYTES = 1 << 20
 # A client that waits hears so often that its fetcher lives. [Unit: second]
 BEAT_SEC = 2.0
 # The largest metadata that are fetched ahead.
@@ -91,14 +96,19 @@ class _Fetched(WritableCopy):
 
 
 def _earlier_copies(folder: Path) -> Iterator[tuple[float, Path, dict[str, Any]]]:
-    """Yields the copies in a folder, of a fetcher that ended: their time, path and object."""
+    """Yields the copies in a folder, of a fetcher that ended: their time, path and object.
+
+    Empty and corrupt ones are removed, as those of a fetcher that was killed when it began.
+    """
     for path in folder.glob("*.json"):
         try:
-            facts = json.loads(path.read_text())
-            copy = path.with_suffix(".data")
-            yield copy.stat().st_mtime, copy, {**facts, "bytes": copy.stat().st_blocks * 512}
-        except (OSError, ValueError):  # it was killed when it had just begun with it
-            _remove(path)
+            facts, copy = json.loads(path.read_text()), path.with_suffix(".data")
+            if is_sound(copy, facts["size"]):
+                yield copy.stat().st_mtime, copy, {**facts, "bytes": copy.stat().st_blocks * 512}
+                continue
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        _remove(path)
 
 
 def _remove(path: Path) -> None:
@@ -114,6 +124,7 @@ class Transfers:
         max_bytes: of all of them.
 
     Attributes:
+        folder: of the copies that are made now.
         listings: facts about objects.
         warning: what the user should know; empty if nothing.
     """
@@ -122,7 +133,7 @@ class Transfers:
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.listings = Listings(self._prefetch_metadata)
-        self._folder = folder
+        self.folder, self._asked_bytes = folder, max_bytes
         self._memory: OwnedFolder | None = None
         self._lock = threading.Lock()
         self._has_work, self._has_done = (threading.Condition(self._lock) for _ in range(2))
@@ -131,14 +142,16 @@ class Transfers:
         self._latest: dict[str, Path] = {}  # copy of each address
         self._queue: list[tuple[int, int, _Job]] = []
         self._numbers = itertools.count()
-        self._queued_bytes = 0
+        self._queued_bytes = self._later_bytes = 0
+        self._received: deque[tuple[float, int]] = deque(maxlen=1000)  # when, how much
         self._kept = KeptRanges(max_bytes, self._take_away)
         self._live: dict[int, dict[str, int]] = defaultdict(dict)
         self._counts: dict[str, dict[str, float]] = {}
         for _, path, facts in sorted(_earlier_copies(folder), key=lambda found: found[0]):
             self._drop_others(facts["address"], path)
+            self._kept.max_bytes -= bytes_beside(facts["size"])
             self._kept.keep(Range(path, facts["address"], 0, facts["size"], facts["bytes"]))
-        self._kept.shrink(max_bytes)
+        self._kept.shrink(self._kept.max_bytes)
         for _ in range(_NUM_THREADS):
             threading.Thread(target=self._work, daemon=True).start()
 
@@ -147,8 +160,10 @@ class Transfers:
         name = address, size, *identity
         copy = self._by_object.get(name)
         if copy is None:
-            path = path_of(self._folder, address, size, identity)
+            path = path_of(self.folder, address, size, identity)
             self._drop_others(address, path)
+            if not path.exists():
+                self._kept.max_bytes -= bytes_beside(size)
             try:
                 copy = self._copies.get(path) or _Fetched(path, address, size, identity)
             except OSError as error:
@@ -163,9 +178,19 @@ class Transfers:
         before = self._latest.get(address, path)
         self._latest[address] = path
         if before != path:
-            old = self._copies.pop(before, None)
-            self._by_object = {k: v for k, v in self._by_object.items() if v is not old}
-            _remove(before)
+            self._drop(before)
+
+    def _drop(self, path: Path) -> None:
+        """Removes a copy; what is being fetched for it is lost, and fetched again when read."""
+        old = self._copies.pop(path, None)
+        self._by_object = {k: v for k, v in self._by_object.items() if v is not old}
+        _remove(path)
+
+    def drop(self, address: str) -> None:
+        """Removes the copy of an object from which nothing can be read; see `RemoteFile`."""
+        with self._lock:
+            if address in self._latest:
+                self._drop(self._latest[address])
 
     def hint(self, request: Any) -> None:
         """Queues a range that will be needed; one for later unless very much is queued already."""
@@ -176,7 +201,10 @@ class Transfers:
     def _prefetch_metadata(self, facts: dict[str, object_stores.Facts]) -> None:
         """Queues the small files of a folder `.nv-meta`: who asks for one needs others, too."""
         for address, own in facts.items():
-            if address.split("/")[-2] == ".nv-meta" and 0 < own.size_bytes <= _MOST_AHEAD_BYTES:
+            folder, _, name = address.rpartition("/")
+            is_unused = name == INDEX_SQLITE and f"{folder}/{STORED_OFFSETS}" in facts
+            is_meta = folder.endswith("/.nv-meta") and not is_unused
+            if is_meta and 0 < own.size_bytes <= _MOST_AHEAD_BYTES:
                 whole = {"address": address, "start": 0, "stop": own.size_bytes, "rank": NOW}
                 self.hint({**whole, **status_in(own)})
 
@@ -198,7 +226,7 @@ class Transfers:
         """
         since = time.monotonic()
         with self._lock:
-            jobs, folder = self._queue_range(request, NOW), self._folder
+            jobs, folder = self._queue_range(request, NOW), self.folder
             copy = self._copy_of(request)
             for job in jobs:
                 job.is_awaited = True
@@ -214,7 +242,7 @@ class Transfers:
                 own["waits"] += 1
                 own["wait_sec"] += time.monotonic() - since
         error = next((job.error for job in jobs if job.error), None)
-        if error is not None and error.errno in _DISK_FULL and self._folder != folder:
+        if error is not None and error.errno in _DISK_FULL and self.folder != folder:
             return self.ensure(request, beat)
         if error is not None:
             raise error
@@ -229,7 +257,8 @@ class Transfers:
                 returns.
 
         Returns:
-            How many bytes all programs need at a time, and how many there may be.
+            How many bytes all programs need at a time, how many there may be, and how many the
+            program has given that started this process.
         """
         with self._lock:
             self._live[request["process"]][request["name"]] = request["live"]
@@ -241,7 +270,8 @@ class Transfers:
                 copy.counts = None
             live = sum(sum(own.values()) for own in self._live.values())
             self._kept.staged_bytes = live
-            return {"live": live, "max_bytes": self._kept.max_bytes}
+            most = self._kept.max_bytes
+            return {"live": live, "max_bytes": most, "asked": self._asked_bytes}
 
     def counts(self) -> dict[str, dict[str, float]]:
         """Returns requests, bytes, retries and waits by source, since this process began."""
@@ -258,13 +288,28 @@ class Transfers:
         """Fetches one range after the other, for ever."""
         while True:
             with self._lock:
-                while not self._queue:
+                while not self._queue or self._is_crowded(self._queue[0][0]):
                     self._has_work.wait()
-                *_, job = heapq.heappop(self._queue)
+                rank, _, job = heapq.heappop(self._queue)
                 if job.is_begun:  # it was queued twice
                     continue
                 job.is_begun = True
+                later = 0 if rank == NOW else job.stop - job.start
+                self._later_bytes += later
+                self._has_work.notify()  # one wakes the next: all at once take long
             self._fetch(job)
+            with self._lock:
+                self._later_bytes -= later
+                self._has_work.notify()
+
+    def _is_crowded(self, rank: int) -> bool:
+        """Returns whether more for later would hold up a client that begins to wait."""
+        if rank == NOW:
+            return False
+        since = time.monotonic() - 1.0
+        while self._received and self._received[0][0] < since:
+            self._received.popleft()
+        return self._later_bytes >= max(_LATER_BYTES, sum(size for _, size in self._received))
 
     def _fetch(self, job: _Job) -> None:
         copy, num_tries = job.copy, 0
@@ -291,8 +336,10 @@ class Transfers:
             own["requests"] += num_tries
             own["retries"] += num_tries - 1
             own["bytes"] += size
-            if size and copy.path.parent == self._folder:
-                self._kept.add(Range(copy.path, copy.address, job.start, job.stop, size))
+            self._received.append((time.monotonic(), size))
+            if size and copy.path.parent == self.folder:
+                on_disk = -(-size // GRANULE) * GRANULE
+                self._kept.add(Range(copy.path, copy.address, job.start, job.stop, on_disk))
             if job.is_awaited:
                 self._has_done.notify_all()
 
@@ -305,7 +352,7 @@ class Transfers:
             if error.errno not in _DISK_FULL:
                 raise
         with self._lock:
-            if job.copy.path.parent != self._folder:
+            if job.copy.path.parent != self.folder:
                 raise OSError(errno.ENOSPC, "the disk is full")
             self._kept.max_bytes = self._kept.shrink_by(2 * PIECE_BYTES)
         try:
@@ -327,13 +374,13 @@ class Transfers:
         remove_dead_folders(place)
         self._memory = OwnedFolder(place)
         self.warning = (
-            f"the disk of {self._folder} is full: what is fetched is kept in memory (at most "
+            f"the disk of {self.folder} is full: what is fetched is kept in memory (at most "
             f"{_MEMORY_BYTES >> 20:,} MiB of {_MEMORY}), and not until the next epoch. Free "
             "some space, or give cache= with another path or fewer max_bytes"
         )
         before, self._kept = self._kept, KeptRanges(_MEMORY_BYTES, self._take_away)
         self._kept.staged_bytes = before.staged_bytes
-        self._folder = self._memory.path
+        self.folder = self._memory.path
         self._copies, self._latest, self._by_object = {}, {}, {}
         return True
 
