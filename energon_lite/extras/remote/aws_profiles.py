@@ -14,12 +14,13 @@ from energon_lite.core.errors import DatasetFormatError
 # The files are read again before this, as programs renew keys in them.
 _VALID = timedelta(minutes=10)
 # Keys of profiles whose credentials only the tools of AWS can get.
-_OF_TOOLS = (
-    "role_arn", "sso_session", "sso_start_url", "credential_process", "login_session",
-)  # fmt: skip
-_ENDPOINTS = ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
-_REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
+_OF_TOOLS = ("role_arn", "sso_session", "sso_start_url", "credential_process", "login_session")
+# What comes before a profile.
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE", "AWS_WEB_IDENTITY_TOKEN_FILE")
+_PLACES = {
+    "region": ("region", "AWS_REGION", "AWS_DEFAULT_REGION"),
+    "endpoint_url": ("endpoint", "AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
+}
 
 
 def aws_settings(name: str = "") -> dict[str, Any]:
@@ -31,59 +32,47 @@ def aws_settings(name: str = "") -> dict[str, Any]:
     Raises:
         DatasetFormatError: The profile is not there, or has keys that only AWS's tools understand.
     """
-    values = _profile(name)
-    found = dict[str, Any]()
-    for key, setting, variables in (
-        ("region", "region", _REGIONS), ("endpoint_url", "endpoint", _ENDPOINTS),
-    ):  # fmt: skip
+    named = name or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
+    own = named or "default"
+    values, found = _profile(own), dict[str, Any]()
+    for key, (setting, *variables) in _PLACES.items():
         if key in values and not any(map(os.environ.get, variables)):
             found[setting] = values[key]
     if any(map(os.environ.get, _CREDENTIALS)) and not name:
         return found
     if "aws_access_key_id" in values:
-        _keys(name)
-        found.update(credential_provider=lambda: _keys(name), skip_signature=False)
-    elif other := next((key for key in _OF_TOOLS if key in values), None):
+        _keys(own)
+        return {**found, "credential_provider": lambda: _keys(own), "skip_signature": False}
+    if other := next((key for key in _OF_TOOLS if key in values), None):
         raise DatasetFormatError(
-            f"AWS profile {_name(name)!r} has {other}, which only AWS's tools understand; run "
-            f'eval "$(aws configure export-credentials --profile {_name(name)} --format env)"'
+            f"AWS profile {own!r} has {other}, which only AWS's tools understand; run "
+            f'eval "$(aws configure export-credentials --profile {own} --format env)"'
         )
     return found
 
 
-def _name(name: str) -> str:
-    environ = os.environ
-    return name or environ.get("AWS_PROFILE") or environ.get("AWS_DEFAULT_PROFILE") or "default"
-
-
-def _profile(name: str) -> Mapping[str, str]:
+def _profile(own: str) -> Mapping[str, str]:
     """Returns the values of a profile in both files; those of the second one count."""
-    own, found = _name(name), dict[str, str]()
-    sections = {
-        os.environ.get("AWS_CONFIG_FILE", "~/.aws/config"): f"profile {own}",
-        os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"): own,
-    }
-    for file, section in sections.items():
+    sections, found = dict[str, set[str]](), dict[str, str]()
+    sections[os.environ.get("AWS_CONFIG_FILE", "~/.aws/config")] = {own, f"profile {own}"}
+    sections[os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")] = {own}
+    for file, titles in sections.items():
         parser = configparser.RawConfigParser(strict=False)
         try:
             parser.read(Path(file).expanduser(), "utf-8")
-        except (configparser.Error, UnicodeDecodeError, OSError) as error:  # has lines of the file
+        except (configparser.Error, ValueError, OSError) as error:  # its text has lines of the file
             raise DatasetFormatError(f"{file} cannot be read: {type(error).__name__}") from None
-        for title in {own, section} & {*parser.sections()}:
+        for title in titles & {*parser.sections()}:
             found.update(parser[title])
     if not found and own != "default":
         raise DatasetFormatError(f"AWS profile {own!r} is in none of {', '.join(sections)}")
     return found
 
 
-def _keys(name: str) -> dict[str, Any]:
-    values = _profile(name)
-    try:
-        return {
-            "access_key_id": values["aws_access_key_id"],
-            "secret_access_key": values["aws_secret_access_key"],
-            "token": values.get("aws_session_token"),
-            "expires_at": datetime.now(timezone.utc) + _VALID,
-        }
-    except KeyError as error:
-        raise DatasetFormatError(f"AWS profile {_name(name)!r} has no {error.args[0]}") from None
+def _keys(own: str) -> dict[str, Any]:
+    values = _profile(own)
+    if "aws_secret_access_key" not in values:
+        raise DatasetFormatError(f"AWS profile {own!r} has no aws_secret_access_key")
+    keys = {"access_key_id": "aws_access_key_id", "secret_access_key": "aws_secret_access_key"}
+    found = {name: values.get(key) for name, key in {**keys, "token": "aws_session_token"}.items()}
+    return {**found, "expires_at": datetime.now(timezone.utc) + _VALID}

@@ -170,26 +170,23 @@ def _kept_folder(place: Path, max_bytes: int) -> Path:
     """
     settings = sorted(item for item in os.environ.items() if _WHERE.search(item[0]))
     name = hashlib.blake2b(repr(settings).encode(), digest_size=8).hexdigest()
-    own, end, number = place / f"copies-{name}-0", time.monotonic() + 2 * _LEAVE_SEC, 0
-    own.mkdir(mode=0o700, exist_ok=True)
-    while not _locked(own):
-        if time.monotonic() > end:  # it is not about to end
-            number += 1
-            own = place / f"copies-{name}-{number}"
-            own.mkdir(mode=0o700, exist_ok=True)
-        else:
-            time.sleep(_LEAVE_SEC / 20)
-    times = {path.parent: path.stat().st_mtime for path in place.glob("copies-*/lock")}
-    sizes = {path: _bytes_in(path) for path in sorted(times, key=lambda path: times[path])}
-    for other in [path for path in sizes if path != own]:
-        if sum(sizes.values()) > max_bytes and _locked(other):
+    end, number = time.monotonic() + 2 * _LEAVE_SEC, 0
+    while True:
+        own = place / f"copies-{name}-{number}"
+        own.mkdir(mode=0o700, exist_ok=True)
+        if _locked(own):
+            break
+        time.sleep(_LEAVE_SEC / 20)
+        number += time.monotonic() > end  # the other fetcher is not about to end
+    folders = [path.parent for path in place.glob("copies-*/lock")]
+    folders.sort(key=lambda path: (path / "lock").stat().st_mtime)
+    files = {path: [*path.glob("copies/*")] for path in folders}
+    sizes = {path: sum(512 * file.stat().st_blocks for file in files[path]) for path in folders}
+    for other in folders:
+        if other != own and sum(sizes.values()) > max_bytes and _locked(other):
             shutil.rmtree(other, ignore_errors=True)
-            del sizes[other]
+            sizes[other] = 0
     return own
-
-
-def _bytes_in(folder: Path) -> int:
-    return sum(512 * path.stat().st_blocks for path in folder.glob("copies/*"))
 
 
 def main(folder: Path, max_bytes: int, is_kept: bool) -> None:
