@@ -39,7 +39,6 @@ OWN_FILES: dict[str, str] = {
     "extras/remote/fetcher.py": "the folder of copies, its lock and its socket",
     "extras/remote/fetcher_client.py": "the same",
     "extras/remote/transfers.py": "copies of objects",
-    "extras/remote/aws_profiles.py": "the user's own files of configuration",
     "extras/remote/msc_stores.py": "files of credentials, and those to be uploaded",
     "extras/stores/file_cache_pool.py": "files of the cache",
     "extras/stores/owned_folders.py": "folders of caches, and their locks",

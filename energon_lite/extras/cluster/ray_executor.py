@@ -209,6 +209,9 @@ class RayExecutor(Executor):
             return RuntimeError(
                 f"Worker {self.name} failed: {_STORE_IS_FULL}. {_first_line(error)}"
             )
+        missing = text.partition("RuntimeError: No module named")[2].partition("\n")[0]
+        if missing:  # of `made_settings`; the rest is the traceback of the actor
+            return RuntimeError(f"Worker {self.name} cannot be made: No module named{missing}")
         if isinstance(error, RayActorError) and "creation task" in text:
             return WorkerDied(f"{self.name} (it could not be made)", text, may_restart=False)
         return WorkerDied(f"{self.name} ({type(error).__name__})", text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 
 try:
     import ray
@@ -23,6 +24,8 @@ __all__ = [
     "ray",
 ]
 
+# How long the head of a cluster may need to answer; Ray itself tries for minutes. [Unit: second]
+_ANSWER_SEC = 10.0
 _connected_in = 0
 
 
@@ -33,6 +36,7 @@ def connect(address: str | None = None) -> None:
         address: as of `ray.init`; None for that of RAY_ADDRESS, or for a new one of this machine.
 
     Raises:
+        ConnectionError: Nothing answers at the address.
         RuntimeError: This process was forked from one that is connected.
     """
     global _connected_in
@@ -42,5 +46,19 @@ def connect(address: str | None = None) -> None:
             "connection; make the loader in the process that iterates it"
         )
     if not ray.is_initialized():
+        _check_port(address or os.environ.get("RAY_ADDRESS", ""))
         ray.init(address)  # what actors log, as skipped samples, comes to this program
     _connected_in = os.getpid()
+
+
+def _check_port(address: str) -> None:
+    """Raises an error if nothing answers at `host:port`; other addresses are Ray's to find."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SEC).close()
+        except OSError as error:
+            raise ConnectionError(
+                f"No Ray cluster answers at {address} ({error}). Start it (`ray start --head`), or "
+                "correct the address or RAY_ADDRESS"
+            ) from None

@@ -22,7 +22,7 @@ def use_cluster(address: str) -> None:
     """Lets this program work on files on a cluster, from now on.
 
     Args:
-        address: of the cluster, as `ray.init` takes it: "auto", "host:6379" or "ray://host:10001".
+        address: of the cluster, as `ray.init` takes it: "auto" or "host:6379".
 
     Raises:
         ConnectionError: There is none.

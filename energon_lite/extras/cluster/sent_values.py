@@ -49,7 +49,7 @@ def made_settings(content: bytes) -> tuple[Any, RunSettings]:
     """Returns the pipeline, and how a rank runs, in the process of an actor.
 
     Raises:
-        RuntimeError: The program has other versions than this node.
+        RuntimeError: The program has other versions than this node, or modules that it lacks.
     """
     versions, inner = pickle.loads(content)
     if versions != _versions():
@@ -57,7 +57,14 @@ def made_settings(content: bytes) -> tuple[Any, RunSettings]:
             f"the training program has {_readable(versions)}, this node {_readable(_versions())}: "
             "install the same on all nodes, or give the cluster a runtime_env"
         )
-    made: tuple[Any, RunSettings] = cloudpickle.loads(inner)
+    try:
+        made: tuple[Any, RunSettings] = cloudpickle.loads(inner)
+    except ImportError as error:
+        raise RuntimeError(
+            f"{error} on this node, which the training program has on its sys.path. Call "
+            "ray.init(runtime_env={'working_dir': <the folder with it>}) before the loader is "
+            "made, or install it on all nodes"
+        ) from None
     return made
 
 
