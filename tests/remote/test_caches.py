@@ -108,7 +108,7 @@ def test_stats_have_what_was_fetched(server: Server) -> None:
     ],
 )
 def test_settings_of_a_cache_are_checked(cache: Any, match: str) -> None:
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises((TypeError, ValueError), match=match):
         config_with(cache)
 
 
