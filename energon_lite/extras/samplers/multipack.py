@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -212,7 +211,7 @@ class MultipackBatchSampler(EpochBatchSampler):
             packs = packs.reordered(steps[steps != NO_PACK])
         return packs
 
-    # What axolotl's code reads. Numbers of tokens are those of one epoch: of all ranks.
+    # Axolotl's attributes. Numbers of tokens are those of one epoch: of all ranks.
 
     def _sizes_yielded(self) -> Int64Array:
         """Returns the tokens of each pack that is left, over all ranks."""
@@ -235,16 +234,6 @@ class MultipackBatchSampler(EpochBatchSampler):
         return self.settings.tokens
 
     @property
-    def bin_size(self) -> int | None:
-        """Samples in a pack at most: `max_samples`."""
-        return self.settings.max_samples
-
-    @property
-    def sequential(self) -> bool:
-        """Whether packs keep the order of samples."""
-        return self.settings.algorithm == "sequential"
-
-    @property
     def total_tokens_used(self) -> int:
         """Tokens of the packs of this epoch, over all ranks."""
         return int(self._sizes_yielded().sum())
@@ -253,29 +242,6 @@ class MultipackBatchSampler(EpochBatchSampler):
     def total_token_slots(self) -> int:
         """Tokens that there is room for in these packs; in one that is too large, as it has."""
         return int(np.maximum(self._sizes_yielded(), self.settings.tokens).sum())
-
-    eff_total_used, eff_total_slots = total_tokens_used, total_token_slots  # older names
-
-    @property
-    def len_across_ranks(self) -> int:
-        """`len()`, which is the same on all ranks already."""
-        return len(self)
-
-    def num_batches(self) -> int:
-        """Returns `len()`."""
-        return len(self)
-
-    def gather_efficiency(self) -> float:
-        """Returns `efficiency()`, which is of all ranks already."""
-        return self.efficiency()
-
-    def gather_len_batches(self, num: float) -> int:
-        """Returns a number of batches, which is the same on all ranks already."""
-        return math.floor(num)
-
-    def generate_batches(self, set_stats: bool = False) -> list[list[Any]]:  # noqa: ARG002
-        """Returns the batches that an iteration would yield, without counting them as yielded."""
-        return list(self._batches([self.rank]))
 
 
 def _check_arguments(ignored: Mapping[str, Any], lengths: object, sampler: object) -> None:

@@ -6,13 +6,11 @@ Axes: N samples, S steps, G samples of a step over all ranks.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence, Sized
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch.utils.data import Sampler
 
 from energon_lite.batching.lists import Lists
@@ -272,21 +270,6 @@ class SplitModalitySampler(Sampler[int]):
     def total_size(self) -> int:
         """Indices of all ranks in an epoch, with those that come twice."""
         return len(self.batches._planned().lists)
-
-    def get_modality_and_length_grouped_indices(self, generator: torch.Generator) -> list[int]:
-        """Returns the indices of all ranks in an epoch that the generator draws.
-
-        Each `global_batch_size` of them are of one group, and each `global_batch_size /
-        num_replicas` of these are for one rank.
-        """
-        drawn = copy(self.batches)
-        seed = int(torch.randint(2**62, (1,), generator=generator))
-        drawn.settings = replace(drawn.settings, seed=seed)
-        drawn._enter(0)
-        size = drawn.settings.global_batch_size // drawn.world_size
-        steps_SBR = drawn._planned().lists.indices.reshape(-1, size, drawn.world_size)
-        indices: list[int] = steps_SBR.transpose(0, 2, 1).ravel().tolist()
-        return indices
 
 
 def _groups_and_lengths(pairs: Any, groups: Any) -> tuple[Int64Array, Int64Array]:
