@@ -145,7 +145,7 @@ def test_lint_exits_with_one_if_every_sample_fails(tmp_path):
 def test_version_and_help_without_a_command():
     assert run("--version").stdout.startswith("energon-lite ")
     assert "prepare" in run("--help").stdout
-    for command in ("prepare", "info", "lint", "plan", "schema"):
+    for command in ("prepare", "info", "lint", "plan"):
         assert run(command, "--help").exit_code == 0
 
 
@@ -180,14 +180,6 @@ def test_plan_predicts_what_a_run_will_read(root, blend):
     folder = run("plan", root, "--steps", 100, "--no-repeat", "--split-part", "val")
     assert "5 of 100 steps of 1 rank x 1 sample" in folder.stdout
     assert "warning: the pass ends after 5 of 100 steps" in folder.stdout
-
-
-def test_schema_prints_that_of_the_docs():
-    result = run("schema")
-    assert result.exit_code == 0
-    assert json.loads(result.stdout) == json.loads(
-        (REPO / "docs/metadataset.schema.json").read_text()
-    )
 
 
 COMMAND = [sys.executable, "-c", "from energon_lite.extras.cli import main; main()"]

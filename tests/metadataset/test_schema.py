@@ -1,7 +1,4 @@
-"""The JSON Schema accepts what the parser accepts. To write the file after a change:
-
-UPDATE_GOLDEN=1 pytest tests/metadataset/test_schema.py
-"""
+"""The JSON Schema accepts what the parser accepts; `UPDATE_GOLDEN=1` writes the file."""
 
 from __future__ import annotations
 
@@ -15,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from docs.metadataset_schema import DIALECT, metadataset_schema
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.extras.inspect.schema import DIALECT, metadataset_schema
 from energon_lite.metadataset.read import read_metadataset
 from energon_lite.storage.yaml import parse_yaml
 

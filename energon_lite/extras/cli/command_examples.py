@@ -13,5 +13,4 @@ EXAMPLES = {
     "report": "energon-lite report stats.jsonl --output report.html",
     "bench": "energon-lite bench blend.yaml --with mymodule:Encoder --num-workers 4",
     "mount": "energon-lite mount captions files --sample-folders",
-    "schema": "energon-lite schema > metadataset.schema.json",
 }

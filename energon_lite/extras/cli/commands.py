@@ -536,13 +536,6 @@ def mount(
         )  # fmt: skip
 
 
-@app.command()
-def schema(as_json: bool = Option(True, "--json", help="It always is.")) -> None:
-    """Prints the JSON Schema of metadataset files, for editors."""
-    del as_json
-    typer.echo(json.dumps(late("extras.inspect.schema.metadataset_schema")(), indent=2))
-
-
 def _add_missing(name: str, instead: str) -> None:
     text = f"energon-lite {name}: {instead}"
 

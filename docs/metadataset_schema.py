@@ -1,4 +1,9 @@
-"""The grammar as JSON Schema, with which editors check and complete metadataset files."""
+"""Makes metadataset.schema.json, with which editors check and complete metadataset files.
+
+To write the file after a change of the grammar:
+
+UPDATE_GOLDEN=1 pytest tests/metadataset/test_schema.py
+"""
 
 from __future__ import annotations
 
