@@ -201,7 +201,7 @@ class StreamContext:
             num: -1 to take back that they did.
             is_returned: whether the item is the stream's next; else it is skipped or dropped.
         """
-        own = key[2:] if key and key[0] in LISTS else ()
+        own = key[2:] if key and key[0] in LISTS and type(key[-1]) is tuple else ()
         names = [entry[0] for entry in own]
         if set(names) == {"pack"}:
             for entry in own:

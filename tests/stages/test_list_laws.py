@@ -391,8 +391,8 @@ def test_length_that_is_not_that_of_the_index_is_an_error(root, case: Case) -> N
     "case", [case for case in STREAMED if case.settings.get("group_by")], ids=str
 )
 def test_group_that_no_checkpoint_could_keep_is_refused(root, case: Case) -> None:
-    with pytest.raises(FatalSampleError, match="which a checkpoint cannot keep"):
-        case.one_pass(root, case.made(group_by=lambda sample: 0.5))
+    with pytest.raises(FatalSampleError, match=r"group_by returned .* as a group"):
+        case.one_pass(root, case.made(group_by=lambda sample: [0.5]))
 
 
 @each_case
