@@ -43,8 +43,8 @@ basic/save_restore: per rank, restore: test_save_restore_per_rank_by_torch_save
 basic/save_restore: on the primary rank, save: test_save_restore_global
 basic/save_restore: on the primary rank, restore: test_save_restore_global
 basic/save_restore: saved together, restored by each: test_save_restore_global
-advanced/remote_dataset: extras and configuration: -
-advanced/remote_dataset: msc in get_train_dataset: -
+advanced/remote_dataset: extras and configuration: test_profiles_of_rclone_are_read
+advanced/remote_dataset: msc in get_train_dataset: {MSC}
 advanced/remote_dataset: dss in a metadataset: -
 advanced/crude_datasets: dataset.yaml: test_crude_data_is_cooked_by_subflavor
 advanced/crude_datasets: cooker by subflavor: test_crude_data_is_cooked_by_subflavor
@@ -86,6 +86,7 @@ api/cli: prepare: {CLI}
 api/cli: info, lint, preview: {CLI}
 """
 LONG_NAMES = {
+    "MSC": "test_profiles_with_different_credentials_work_side_by_side",
     "CLI": "test_data_prep_writes_with_shard_writer_and_prepares_from_the_command_line",
     "PYTHON": "test_data_prep_prepares_from_python_with_a_brace_pattern",
     "AUX": "test_cookers_get_decoded_files_and_append_their_sources",
@@ -99,10 +100,10 @@ LONG_NAMES = {
 }
 
 
-def test_every_example_has_a_test_but_those_of_remote_storage():
+def test_every_example_has_a_test_but_that_of_a_storage_of_nvidia():
     tests = {
         node.name
-        for folder in ("energon", "task_encoder")
+        for folder in ("energon", "task_encoder", "remote")
         for path in (Path(__file__).parents[1] / folder).glob("test_*.py")
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.FunctionDef)
@@ -111,4 +112,4 @@ def test_every_example_has_a_test_but_those_of_remote_storage():
     assert [test for _, test in rows if test != "-" and test not in tests] == []
     pages = {example.partition(":")[0] for example, test in rows if test == "-"}
     assert pages == {"advanced/remote_dataset"}
-    assert (len(rows), sum(test != "-" for _, test in rows)) == (77, 74)
+    assert (len(rows), sum(test != "-" for _, test in rows)) == (77, 76)

@@ -74,3 +74,7 @@ def test_texts_are_addresses() -> None:
             refused()
     with pytest.raises(ValueError, match="remote"):
         EPath("dss://name@1/x")
+
+
+def test_bucket_that_does_not_exist_has_no_file(server: Server) -> None:
+    assert not EPath("s3://no-such-bucket/a").is_file()

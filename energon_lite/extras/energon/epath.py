@@ -10,6 +10,7 @@ import posixpath
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path, PurePath
 from typing import IO, Any
@@ -162,8 +163,10 @@ class EPath:
         return str(self._place.relative_to(other))
 
     def is_file(self) -> bool:
-        """Returns whether there is such a file."""
-        return files.is_file(self._place)
+        """Returns whether there is such a file; not in a bucket that does not exist."""
+        with suppress(FileNotFoundError):
+            return files.is_file(self._place)
+        return False
 
     def is_dir(self) -> bool:
         """Returns whether there is such a folder."""
