@@ -8,10 +8,8 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import resource
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,7 +31,7 @@ from energon_lite import (
 from tests.helpers import text_set
 
 STORE_BYTES = 1500 << 20
-PARTS = "ready", "sustained", "kills", "nodes", "peers", "memory", "resumes"
+PARTS = "ready", "sustained", "kills", "nodes", "resumes"
 
 
 class Bytes(DefaultTaskEncoder):
@@ -190,87 +188,6 @@ def nodes(folder: Path, workers: Any, number: int, cluster: Any) -> None:
     row("Ray lists it as lost after [s]", f"{statistics.median(seen):.1f}")
 
 
-def peers(folder: Path, workers: Any) -> None:
-    import ray
-
-    row("peers", "batches each", "computed", "CPU of actors [s]", "memory of the trainer [MiB]")
-    for number in (1, 4):
-        encoder, loaders = Bytes(100_000, 0.01), []
-        for peer in range(number):
-            made = workers(spares=0, resources={"other": 1})
-            place = {"peers": number, "peer": peer, "worker_type": made, "num_workers": 2}
-            loaders.append(loader_of(folder, encoder, **place))
-        iterators = [iter(loader) for loader in loaders]
-        for _ in range(300):
-            for iterator in iterators:
-                next(iterator)
-        actors = [worker._actor for worker in loaders[0]._run._deliveries._workers]
-        pids = [ray.get(actor.place.remote())[1] for actor in actors]
-        ticks = os.sysconf("SC_CLK_TCK")
-        cpu = sum(
-            sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
-            for pid in pids
-        )
-        computed = "" if number == 1 else sum(ray.get([a.num_computed.remote() for a in actors]))
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-        row(number, 300, computed, f"{cpu / ticks:.1f}", memory)
-        for loader in loaders:
-            loader.shutdown()
-
-
-TRAINER = """
-import sys, os
-from pathlib import Path
-from benchmarks.cluster import Bytes, loader_of
-from energon_lite.extras.cluster.ray_workers import RayWorkers
-
-blend, kind, peer = sys.argv[1:]
-place = {"num_workers": 2}
-if kind.startswith("ray"):
-    import ray
-    ray.init(os.environ["RAY_ADDRESS"], log_to_driver=False)
-    place = {"peers": 4, "peer": int(peer), "worker_type": RayWorkers(spares=0), **place}
-batches = iter(loader_of(Path(blend), Bytes(1000), **place))
-for _ in range(1500):  # so that most sources have been read
-    next(batches)
-pids = ["self"]
-if kind == "local":
-    import multiprocessing
-    pids += [child.pid for child in multiprocessing.active_children()]
-rows = [line for pid in pids for line in open(f"/proc/{pid}/smaps_rollup")]
-print(sum(int(line.split()[1]) for line in rows if line.startswith("Pss:")), flush=True)
-sys.stdin.readline()
-"""
-
-
-def memory(folder: Path, address: str) -> None:
-    """Memory of four trainers, and of what they start, over 1,000 sources."""
-    sources = [text_set(folder.parent / f"source{n}", 20) for n in range(1000)]
-    blend = folder.parent / "blend.yaml"
-    rows = "".join(f"        - {{path: {path}, weight: 1}}\n" for path in sources)
-    head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n"
-    blend.write_text(f"{head}    blend:\n{rows}")
-    row("four trainers, 1,000 sources", "memory of each (PSS) [MiB]")
-    for kind in ("no loader", "local", "ray, no loader", "ray"):
-        command = [sys.executable, "-c", TRAINER, str(blend), kind]
-        environment = {**os.environ, "RAY_ADDRESS": address}
-        if kind.endswith("no loader"):
-            command[2] = TRAINER.replace("next(batches)", "pass").replace(
-                "batches = iter(loader_of(Path(blend), Bytes(1000), **place))", ""
-            )
-        programs = [
-            subprocess.Popen(
-                [*command, str(peer)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                env=environment,
-            )
-            for peer in range(4)
-        ]  # fmt: skip
-        found = [int(program.stdout.readline()) >> 10 for program in programs if program.stdout]
-        row(kind, *found)
-        for program in programs:
-            program.communicate("\n")
-
-
 def resumes(folder: Path, workers: Any, number: int) -> None:
     """Saves and resumes, of each second one on Ray, on random topologies."""
     rng = random.Random(2)
@@ -324,8 +241,7 @@ def main() -> None:
         for part in settings.parts:
             number = settings.number
             more = {"kills": [number], "nodes": [number, cluster], "resumes": [number]}
-            arguments = {"memory": [cluster.address]}.get(part, [RayWorkers, *more.get(part, [])])
-            globals()[part](texts, *arguments)
+            globals()[part](texts, RayWorkers, *more.get(part, []))
     ray.shutdown()
     cluster.shutdown()
 

@@ -21,8 +21,9 @@ def in_ranks(
     folder: Path,
     *args: Any,
     has_server: bool = False,
+    start_method: str = "fork",
 ) -> list[Any]:
-    """What `function(rank, *args)` returned in a forked process for each rank, by rank.
+    """What `function(rank, *args)` returned in a process for each rank, by rank.
 
     They share a file, or a server on rank 0 as those of torchrun do.
     """
@@ -32,9 +33,9 @@ def in_ranks(
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             meeting = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-    fork = multiprocessing.get_context("fork")
+    context: Any = multiprocessing.get_context(start_method)
     processes = [
-        fork.Process(target=_run, args=(function, rank, world_size, folder, meeting, args))
+        context.Process(target=_run, args=(function, rank, world_size, folder, meeting, args))
         for rank in range(world_size)
     ]
     for process in processes:

@@ -207,11 +207,6 @@ class RankSlots(NamedTuple):
         """Whether several ranks run a stream."""
         return stream // self._ring.step >= self._ring.num_owned
 
-    def num_ranks_of(self, stream: int) -> int:
-        """Returns how many ranks run a stream."""
-        ring = self._ring
-        return sum(stream // ring.step in ring.streams_of(rank) for rank in range(ring.num_ranks))
-
     @property
     def cost(self) -> float:
         """The number of batches that this rank computes for each one that it emits."""
@@ -348,10 +343,10 @@ class WorkerConfig:
             was registered, or what makes one, as `RayWorkers`. No content depends on it, and a
             resume may change it.
         peers: ranks that have this place among the data-parallel ranks, as in tensor, pipeline or
-            context parallelism. With "ray" workers each batch is computed once for all of them.
+            context parallelism. The first computes each batch and sends it to the others.
         peer: which of them this one is.
-        share: "broadcast" for the first peer to compute, and to send each batch to the others.
-        peer_group: the `torch.distributed` group of the peers, for "broadcast".
+        share: "broadcast", the only way in which peers share batches.
+        peer_group: the `torch.distributed` group of the peers, with the backend gloo.
         cache: where what is fetched from object stores stays over epochs and runs:
             `{"path": folder, "max_bytes": number}`. It counts for the whole process, from then on.
     """
@@ -394,10 +389,13 @@ class WorkerConfig:
             )
         if self.peer >= self.peers:
             raise ValueError(f"peer={self.peer} does not lie in 0..peers-1 (peers={self.peers})")
-        if self.share is not None and (self.share != "broadcast" or self.peer_group is None):
+        if self.share not in (None, "broadcast"):
+            raise ValueError(f"share={self.share!r} must be None or 'broadcast'")
+        if self.peer_group is None and (self.share or self.peers > 1):
             raise ValueError(
-                f"share={self.share!r} must be None, or 'broadcast' with peer_group, the group of "
-                "the ranks that have the same place"
+                f"peers={self.peers} needs peer_group: pass share='broadcast' with the gloo group "
+                "of the ranks that take the same batches, or each computes all of them again. "
+                "Ranks that only share streams need a larger num_streams instead, with peers=1"
             )
         num_streams, default = self.num_streams, ""
         if num_streams is None:

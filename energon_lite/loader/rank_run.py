@@ -416,8 +416,7 @@ class RankRun(Generic[T]):
             resumed.peers = position.peers
         start = self.position.start
         pool = WorkerPool(self.dataset, config, settings, start)
-        if not pool.shares:
-            warn_of_shared_streams(start.slots)
+        warn_of_shared_streams(start.slots)
         return pool
 
     def use_workers(self, config: WorkerConfig) -> None:

@@ -117,7 +117,7 @@ def test_random_topologies_of_all_kinds_of_workers(texts: Path, tmp_path: Path) 
     states: Any = None
     while len(found) < 48:
         kind = rng.choice(["ray", "ray", "thread", "process"])
-        ranks, most = rng.choice([1, 2, 3]), RayWorkers(rng.randint(1, 2), spares=rng.randint(0, 1))
+        ranks, most = rng.choice([1, 3, 4]), RayWorkers(rng.randint(1, 2), spares=rng.randint(0, 1))
         settings = {"workers": most} if kind == "ray" else {"worker_type": kind}
         run = Ranks(make, ranks, 1, num_streams=6, states=states, **settings)
         for _ in range(rng.randint(1, 4)):

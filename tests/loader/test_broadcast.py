@@ -29,19 +29,15 @@ pytestmark = pytest.mark.processes
     ("config", "text"),
     [
         ({"peers": 2, "peer": 2}, r"peer=2 does not lie in 0..peers-1 \(peers=2\)"),
-        ({"peers": 2, "share": "ring"}, "share='ring' must be None, or 'broadcast'"),
-        ({"peers": 2, "share": "broadcast"}, "with peer_group, the group of the ranks"),
+        ({"peers": 2, "share": "ring"}, "share='ring' must be None or 'broadcast'"),
+        ({"share": "broadcast"}, r"peers=1 needs peer_group"),
+        ({"peers": 4, "peer": 1}, r"peers=4 needs peer_group.*'broadcast'.*larger num_streams"),
+        ({"peers": 2, "worker_type": "ray"}, r"peers=2 needs peer_group.*larger num_streams"),
     ],
 )
 def test_places_that_cannot_be_are_refused(config: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        WorkerConfig(rank=0, world_size=1, num_workers=0, **config)
-
-
-def test_workers_that_would_compute_all_again_are_refused(texts: Path) -> None:
-    loader = loader_from(train(texts), 2, peers=4, peer=1)
-    with pytest.raises(ValueError, match=r"peers=4 with workers of kind 'process'.*broadcast"):
-        next(iter(loader))
+        WorkerConfig(rank=0, world_size=1, num_workers=2, **config)
 
 
 class Counted(DefaultTaskEncoder):

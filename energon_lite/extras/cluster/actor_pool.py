@@ -1,4 +1,4 @@
-"""The actors of loaders that have one `RayWorkers`: started, kept as spares, found by name."""
+"""The actors of loaders that have one `RayWorkers`: started, and kept as spares."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 from energon_lite.extras.cluster.ray_library import NodeAffinitySchedulingStrategy, connect, ray
 from energon_lite.extras.cluster.ray_workers import RayWorkers
 from energon_lite.extras.cluster.sent_values import packed_settings
-from energon_lite.extras.cluster.shared_actor import SharedStreamActor
-from energon_lite.extras.cluster.shared_actors import SharedActors
 from energon_lite.extras.cluster.stream_actor import StreamActor
 from energon_lite.loader.workers.executor import WorkerSettings
 
@@ -26,13 +24,11 @@ class ActorPool:
     Attributes:
         settings: as above.
         spare: actors that have all imported, and no streams.
-        shared: those that other ranks find, too.
     """
 
     def __init__(self, settings: RayWorkers) -> None:
         self.settings = settings
         self.spare: list[Any] = []
-        self.shared = SharedActors()
         self._num_in_use = 0
         self._sent: tuple[Any, Any, Any] = None, None, None
 
@@ -46,30 +42,11 @@ class ActorPool:
             self.spare.append(self._started(content))
         return actor, content
 
-    def take_shared(
-        self, worker: WorkerSettings, group: str, name: str, num_ranks: int
-    ) -> tuple[Any, Any]:
-        """Returns the actor that ranks share by its name, and the settings; see `SharedActors`."""
-        connect()
-        content, info = self._content(worker), worker.info
-        kind: Any = ray.remote(SharedStreamActor)
-        max_bytes = self.settings.max_bytes // info.num_workers
-
-        def made(**options: Any) -> Any:
-            num_threads = _NUM_THREADS + num_ranks * (worker.run.prefetch_factor + 1)
-            options = {**self._options, "max_concurrency": num_threads, **options}
-            return kind.options(**options).remote(content, max_bytes)
-
-        self._num_in_use += 1
-        is_last = info.id == info.num_workers - 1
-        return self.shared.take(group, name, made, self.settings.spares, is_last=is_last), content
-
     def give_up(self, *, is_replaced: bool) -> None:
         """Counts a worker that ended; with the last one, the spares end."""
         self._num_in_use -= 1
         if not (self._num_in_use or is_replaced):
             self.spare, self._sent = [], (None, None, None)  # Ray ends what nothing refers to
-            self.shared = SharedActors()
 
     def _content(self, worker: WorkerSettings) -> Any:
         """Returns a reference to the settings, which are sent once."""
@@ -80,15 +57,13 @@ class ActorPool:
 
     def _started(self, content: Any) -> Any:
         kind: Any = ray.remote(StreamActor)
-        return kind.options(**self._options, max_concurrency=_NUM_THREADS).remote(content)
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        return {
-            **_ray_options(self.settings.resources),
-            "max_restarts": 0,
-            "scheduling_strategy": self._place(),
-        }
+        options = _ray_options(self.settings.resources)
+        return kind.options(
+            **options,
+            max_restarts=0,
+            scheduling_strategy=self._place(),
+            max_concurrency=_NUM_THREADS,
+        ).remote(content)
 
     def _place(self) -> Any:
         """Returns where an actor goes: never into a placement group that a trainer was put in."""

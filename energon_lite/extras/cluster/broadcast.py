@@ -111,4 +111,5 @@ class _Sender(_Receiver):
 
     def end(self, for_sec: float) -> None:
         """Ends the worker."""
+        self._inner.is_replaced = self.is_replaced
         self._inner.end(for_sec)

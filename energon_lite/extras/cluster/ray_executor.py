@@ -14,7 +14,7 @@ import numpy as np
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.extras.cluster.actor_pool import ActorPool
 from energon_lite.extras.cluster.ray_library import GetTimeoutError, RayActorError, RayError, ray
-from energon_lite.extras.cluster.sent_values import Info, Sent, size_of
+from energon_lite.extras.cluster.sent_values import Sent, size_of
 from energon_lite.loader.workers.codec import WorkerError, unpacked
 from energon_lite.loader.workers.executor import (
     Executor,
@@ -54,9 +54,8 @@ class RayExecutor(Executor):
         self._actors = actors
         self._actor: Any = None
         self._is_started = False
-        self._order = 0
         self._objects: Any = None
-        self._pulled = deque[tuple[Any, list[int] | None]]()  # with the numbers of what is due
+        self._pulled = deque[Any]()
         self._received = deque[Sent]()
         self._largest = 1
         self._has_died = False
@@ -64,25 +63,17 @@ class RayExecutor(Executor):
     def start(self, job: Pass) -> None:
         """Orders the actor to begin a pass."""
         if self._actor is None:
-            self._actor, self._content = self._taken(job)
+            self._actor, self._content = self._actors.take(self.settings)
             self._place = self._actor.place.remote()
-        self._order = time.monotonic_ns()  # later than those of all other executors of the actor
         self._pulled.clear()
         self._received.clear()
         info = self.settings.info
-        self._begin(self._order, (info.id, info.num_workers, info.seed), job)
-
-    def _taken(self, job: Pass) -> tuple[Any, Any]:
-        """Returns an actor, and the settings that it has."""
-        del job
-        actor: tuple[Any, Any] = self._actors.take(self.settings)
-        return actor
-
-    def _begin(self, order: int, info: Info, job: Pass) -> None:
+        known = info.id, info.num_workers, info.seed
+        order = time.monotonic_ns()  # later than those of all other executors of the actor
         ahead = self.settings.run.prefetch_factor
         self._objects = self._actor.deliveries.options(
             num_returns="streaming", _generator_backpressure_num_objects=ahead
-        ).remote(order, self._content, info, job)
+        ).remote(order, self._content, known, job)
 
     def take(self, number: int, for_sec: float) -> Delivery | WorkerError | None:
         """Returns the next delivery.
@@ -98,21 +89,20 @@ class RayExecutor(Executor):
         except RayError as error:
             raise self._failure(error) from None
         body, parts = self._received.popleft()
-        delivery: Delivery | WorkerError = unpacked(body, map(self._own, parts))
+        delivery: Delivery | WorkerError = unpacked(body, map(_writable, parts))
         return delivery
 
     def _receive(self, for_sec: float) -> bool:
         """Fetches the next object, and lets those after it come; returns whether there was one."""
         if not (self._pulled or self._pull() or (self._is_made(for_sec) and self._pull())):
             return False
-        reference, due = self._pulled[0]
         try:
-            group = ray.get(reference, timeout=for_sec)
+            group = ray.get(self._pulled[0], timeout=for_sec)
         except GetTimeoutError:
             return False
         self._pulled.popleft()
         self._largest = max(self._largest, size_of(group))
-        self._received.extend(group if due is None else [group[number] for number in due])
+        self._received.extend(group)
         self._pull()
         return bool(self._received)
 
@@ -121,7 +111,7 @@ class RayExecutor(Executor):
         num_before = len(self._pulled)
         self._ask(self._most_pulled)
         if len(self._pulled) > num_before:
-            here = [reference for reference, _ in self._pulled]
+            here = [*self._pulled]
             ray.wait(here, num_returns=len(here), timeout=0, fetch_local=True)
         return bool(self._pulled)
 
@@ -134,7 +124,7 @@ class RayExecutor(Executor):
         """Adds references of objects that are made, up to a number of them."""
         while len(self._pulled) < most and self._is_made(0):
             try:
-                self._pulled.append((next(self._objects), None))
+                self._pulled.append(next(self._objects))
             except StopIteration:
                 return
 
@@ -142,16 +132,9 @@ class RayExecutor(Executor):
         """Whether another object is made; waits for it up to a time."""
         return bool(ray.wait([self._objects], timeout=for_sec, fetch_local=False)[0])
 
-    @staticmethod
-    def _own(part: Any) -> Any:
-        """Returns bytes that only this process reads, to be changed as any batch may."""
-        memory: Any = (ctypes.c_uint8 * part.nbytes).from_address(part.ctypes.data)
-        memory.kept = part
-        return np.frombuffer(memory, np.uint8)
-
     def is_ready(self) -> bool:
         """Whether a delivery can be had at once."""
-        first = [reference for reference, _ in [*self._pulled][:1]]
+        first = [*self._pulled][:1]
         return bool(self._received or (first and ray.wait(first, timeout=0)[0]))
 
     def receive(self, number: int, limits: Limits) -> Delivery | WorkerError:
@@ -235,6 +218,13 @@ class RayExecutor(Executor):
             else:
                 ray.kill(actor)
         self._actors.give_up(is_replaced=self.is_replaced)
+
+
+def _writable(part: Any) -> Any:
+    """Returns bytes that only this process reads, to be changed as any batch may."""
+    memory: Any = (ctypes.c_uint8 * part.nbytes).from_address(part.ctypes.data)
+    memory.kept = part
+    return np.frombuffer(memory, np.uint8)
 
 
 def _first_line(error: BaseException) -> str:

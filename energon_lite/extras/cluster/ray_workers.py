@@ -12,7 +12,6 @@ from energon_lite.loader.workers.executor import Executor, WorkerSettings
 from energon_lite.names.energon_modules import import_name
 
 _PACKAGE = "energon_lite.extras.cluster"
-_OWN, _SHARED = "ray_executor:RayExecutor", "shared_executor:SharedRayExecutor"
 
 
 @dataclasses.dataclass(eq=False)
@@ -25,8 +24,7 @@ class RayWorkers:
         num_workers: actors for each rank.
         resources: of each actor, in Ray's terms: "CPU" (1 unless given), "GPU", "memory" in bytes,
             and the cluster's own names.
-        max_bytes: of batches that are brought to this machine before they are asked for; and, with
-            `WorkerConfig(peers=...)`, that are kept for peers that come later.
+        max_bytes: of batches that are brought to this machine before they are asked for.
         spares: actors that wait, with all imported, for one of the others to die.
         local_first: whether CPUs of this machine are taken before those of others.
         start_timeout_sec: after so long without an actor the wait is an error.
@@ -35,7 +33,6 @@ class RayWorkers:
         `get_savable_loader(dataset, workers=RayWorkers(8, resources={"CPU": 2}))`
     """
 
-    shares = True  # among ranks of one place, or stream
     num_workers: int = 0
     resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
     max_bytes: int = 1 << 30
@@ -61,8 +58,8 @@ class RayWorkers:
         """
         if self._pool is None:
             self._pool = import_name(f"{_PACKAGE}.actor_pool:ActorPool")(self)
-        kind = _SHARED if config.peers > 1 else _OWN
-        executor: Executor = import_name(f"{_PACKAGE}.{kind}")(self._pool, settings, config)
+        kind = import_name(f"{_PACKAGE}.ray_executor:RayExecutor")
+        executor: Executor = kind(self._pool, settings, config)
         return executor
 
 

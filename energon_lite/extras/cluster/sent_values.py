@@ -9,7 +9,7 @@ from typing import Any
 
 from energon_lite.extras.cluster.ray_library import cloudpickle
 from energon_lite.loader.workers.codec import unsendable
-from energon_lite.loader.workers.executor import Pass, RunSettings
+from energon_lite.loader.workers.executor import RunSettings
 
 # A pickled delivery: the bytes, and the memory beside them.
 Sent = tuple[bytes, list[Any]]
@@ -20,16 +20,6 @@ Info = tuple[int, int, int]
 def size_of(group: list[Sent]) -> int:
     """Returns the bytes of an object of deliveries."""
     return sum(len(body) + sum(map(len, parts)) for body, parts in group)
-
-
-def own_streams(job: Pass) -> list[int]:
-    """Returns the streams that a worker computes in a pass."""
-    return [stream for stream in job.start.slots.streams() if stream not in job.others]
-
-
-def is_of_several(job: Pass) -> bool:
-    """Whether a pass is over a stream whose batches several ranks return."""
-    return any(map(job.start.slots.is_shared, own_streams(job)))
 
 
 def packed_settings(dataset: Any, run: RunSettings) -> bytes:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch.utils.data._utils.worker import WorkerInfo
@@ -22,21 +22,7 @@ from energon_lite.loader.workers.watchdog import describe_thread
 
 # Batches that were made within so long travel as one object, up to a number and bytes: each object
 # costs about as much as a small batch.
-_GROUP_SEC, MOST_IN_GROUP, _BYTES_OF_GROUP = 0.004, 32, 512 << 10
-# The slot of an error, which comes after all that was computed.
-AFTER_ALL = 1 << 62
-
-
-class Group(NamedTuple):
-    """Deliveries that travel as one object.
-
-    Attributes:
-        slots: of each; AFTER_ALL for an error.
-        sent: each of them.
-    """
-
-    slots: list[int]
-    sent: list[Sent]
+_GROUP_SEC, _MOST_IN_GROUP, _BYTES_OF_GROUP = 0.004, 32, 512 << 10
 
 
 class StreamActor:
@@ -79,8 +65,7 @@ class StreamActor:
         self.stop_feed()
         with self._lock:
             self._feed = feed = self._begun(content, info, job)
-        for group in self._groups(feed, info, lambda: self._order == order):
-            yield group.sent
+        yield from self._groups(feed, info, order)
 
     def _begun(self, content: bytes, info: Info, job: Pass) -> RankFeed:
         dataset, run = self._made(content)
@@ -89,30 +74,27 @@ class StreamActor:
         become(known)
         return WorkerSettings(known, run).feed(job)
 
-    def _groups(
-        self, feed: RankFeed, info: Info, is_wanted: Callable[[], bool], most: int = MOST_IN_GROUP
-    ) -> Iterator[Group]:
-        """Computes the deliveries of a pass, as long as they are wanted."""
+    def _groups(self, feed: RankFeed, info: Info, order: int) -> Iterator[list[Sent]]:
+        """Computes the deliveries of a pass until a later order."""
         where = f"in Ray worker {info[0]} on {socket.gethostname()}"
-        group, since, is_over = Group([], []), perf_counter(), False
-        while not is_over and is_wanted():
+        group, since, is_over = list[Sent](), perf_counter(), False
+        while not is_over and self._order == order:
             with self._lock:
                 self._thread = threading.get_ident()
                 current.worker_id = info[0]
                 try:
                     delivery = next_of(feed, where)
                 except SystemExit:  # of a feed that was stopped; or of a hook, which ends the actor
-                    if is_wanted():
+                    if self._order == order:
                         raise
                     return
             is_over = delivery is None
             if delivery is not None:
-                group.sent.append(sent_of(delivery, where))
-                group.slots.append(getattr(delivery, "slot", AFTER_ALL))
-            is_full = size_of(group.sent) >= _BYTES_OF_GROUP or len(group.sent) >= most
-            if group.sent and (is_over or is_full or perf_counter() > since + _GROUP_SEC):
+                group.append(sent_of(delivery, where))
+            is_full = size_of(group) >= _BYTES_OF_GROUP or len(group) >= _MOST_IN_GROUP
+            if group and (is_over or is_full or perf_counter() > since + _GROUP_SEC):
                 yield group
-                group, since = Group([], []), perf_counter()
+                group, since = [], perf_counter()
 
     def doing(self) -> str:
         """Describes what it computes."""

@@ -138,16 +138,12 @@ class WorkerDied(Exception):
         name: which, and how it ended.
         report: what it did, as far as that is known.
         may_restart: whether another one may do better.
-        counts: whether it is one of the `restart_workers` that may be replaced.
     """
 
-    def __init__(
-        self, name: str, report: str = "", may_restart: bool = True, counts: bool = True
-    ) -> None:
+    def __init__(self, name: str, report: str = "", may_restart: bool = True) -> None:
         super().__init__(name)
         self.report = report
         self.may_restart = may_restart
-        self.counts = counts
 
 
 class Wait:
@@ -312,19 +308,9 @@ def register_executor(name: str, kind: type[Executor]) -> None:
 
 
 def executor_kind(config: WorkerConfig) -> Callable[[WorkerSettings, WorkerConfig], Executor]:
-    """Returns what makes the workers of a rank.
-
-    Raises:
-        ValueError: Each of its peers would compute all batches again.
-    """
+    """Returns what makes the workers of a rank."""
     name = config.worker_type if config.num_workers else "inline"
     kind = name if callable(name) else _EXECUTORS.get(name) or import_name(_HOMES[name])
-    if config.share is not None:
-        return partial(import_name(_HOMES[config.share]), kind)
-    if config.peers > 1 and not getattr(kind, "shares", False):
-        raise ValueError(
-            f"peers={config.peers} with workers of kind {name!r} would compute each batch so often "
-            "again: use worker_type='ray' (or workers=RayWorkers(...)), or share='broadcast' with "
-            "peer_group"
-        )
+    if config.peer_group is not None:
+        return partial(import_name(_HOMES["broadcast"]), kind)
     return kind

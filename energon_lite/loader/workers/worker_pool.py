@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import multiprocessing.util
 import os
@@ -52,9 +51,8 @@ def _end_dropped(workers: list[Executor], cache_pool: CachePool | None) -> None:
 class WorkerPool(Iterator[Delivery]):
     """Collects the deliveries of a rank from its workers, in the order of slots.
 
-    The j-th stream of the rank belongs to worker j mod W. Where workers can be shared, each stream
-    that other ranks run, too, has another one. The workers live over all passes. Without workers
-    there is one that computes here.
+    The j-th stream of the rank belongs to worker j mod W. The workers live over all passes. Without
+    workers there is one that computes here.
 
     Args:
         dataset: the pipeline.
@@ -89,7 +87,6 @@ class WorkerPool(Iterator[Delivery]):
 
     def _set_config(self, config: WorkerConfig) -> None:
         self._config, self._kind = config, executor_kind(config)
-        self.shares = getattr(self._kind, "shares", False)
 
     def use(self, config: WorkerConfig) -> None:
         """Deals the streams to other workers, from where they stand.
@@ -131,11 +128,9 @@ class WorkerPool(Iterator[Delivery]):
 
     def _deal(self, slots: RankSlots) -> None:
         streams = slots.streams()
-        shared = [stream for stream in sorted(streams) if self.shares and slots.is_shared(stream)]
-        own = [stream for stream in streams if stream not in shared]
         # A worker without a stream would have nothing to compute.
-        number = min(max(1, self._config.most_workers), len(own))
-        self._dealt = [*(own[i::number] for i in range(number)), *([stream] for stream in shared)]
+        number = min(max(1, self._config.most_workers), len(streams))
+        self._dealt = [streams[i::number] for i in range(number)]
         self._worker_of = {
             stream: number for number, dealt in enumerate(self._dealt) for stream in dealt
         }
@@ -152,9 +147,7 @@ class WorkerPool(Iterator[Delivery]):
 
     def _start_worker(self, number: int) -> None:
         """Starts a worker, or another one in its place."""
-        config, slots = copy.copy(self._config), self._start.slots
-        if self.shares:
-            config.peers *= slots.num_ranks_of(self._dealt[number][0])
+        config = self._config
         seed = key_of("workers", config.seed_offset, config.rank, number) & (2**63 - 1)
         info = WorkerInfo(id=number, num_workers=len(self._dealt), seed=seed, dataset=self._dataset)
         worker = self._kind(WorkerSettings(info, self._settings), config)
@@ -214,7 +207,7 @@ class WorkerPool(Iterator[Delivery]):
         allowed, deaths, now = self._settings.restart_workers, self._deaths, time.monotonic()
         while deaths and deaths[0] < now - RESTART_WINDOW_SEC:
             deaths.popleft()
-        if not death.may_restart or (death.counts and len(deaths) >= allowed):
+        if not death.may_restart or len(deaths) >= allowed:
             why = ""
             if death.may_restart:
                 why = (
@@ -222,7 +215,7 @@ class WorkerPool(Iterator[Delivery]):
                 )
             death.report = f"{why}{_HOW_TO_SEE} {death.report}"
             raise death
-        deaths.extend([now] * death.counts)
+        deaths.append(now)
         logger.warning(
             "Worker %s of rank %d died. Another one computes its streams %s from where "
             "they stood; no batch changes. %d more may die within %.0f minutes "
