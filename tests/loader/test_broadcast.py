@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,10 @@ class Counted(DefaultTaskEncoder):
     """Counts what it computes."""
 
     num_computed = 0
+
+    def __init__(self, resource: Any = None) -> None:
+        super().__init__()
+        self.resource = resource
 
     @stateless
     def encode_batch(self, batch: Any) -> Any:
@@ -105,9 +110,9 @@ def fail(rank: int, texts: Path) -> Any:
     return [batch["keys"] for batch in found], Counted.num_computed, str(caught.value)
 
 
-def loader_of_counted(texts: Path, config: WorkerConfig) -> Any:
+def loader_of_counted(texts: Path, config: WorkerConfig, encoder: Any = None) -> Any:
     dataset: Any = get_train_dataset(
-        texts, batch_size=2, worker_config=config, task_encoder=Counted(), **ORDER
+        texts, batch_size=2, worker_config=config, task_encoder=encoder or Counted(), **ORDER
     )
     return get_savable_loader(dataset)
 
@@ -121,6 +126,23 @@ def test_error_of_the_first_reaches_all_and_others_compute_nothing(
     assert first[1] == 11
     assert second[1] == 0
     assert "in the first peer" in second[2]
+
+
+def spawn(rank: int, texts: Path) -> list[Any]:
+    group = dist.new_group([0])
+    config = WorkerConfig(
+        rank=rank, world_size=1, num_workers=1, start_method="spawn", data_parallel_group=group,
+        share="broadcast", peer_group=group,
+    )  # fmt: skip
+    with pytest.raises(TypeError, match="is a lock, which cannot be sent"):
+        next(iter(loader_of_counted(texts, config, Counted(threading.Lock()))))
+    loader = iter(get_savable_loader(train(texts)(config)))
+    return [next(loader) for _ in range(3)]
+
+
+def test_groups_stay_with_the_rank_if_workers_are_spawned(texts: Path, tmp_path: Path) -> None:
+    (found,) = in_ranks(spawn, 1, tmp_path, texts)
+    assert_same(found, [*Ranks(train(texts), 1, 1).slots(3).values()])
 
 
 def refuse(rank: int, texts: Path) -> None:

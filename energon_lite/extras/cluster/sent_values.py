@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from energon_lite.extras.cluster.ray_library import cloudpickle
-from energon_lite.loader.workers.codec import unsendable
+from energon_lite.loader.workers.codec import settings_bytes
 from energon_lite.loader.workers.executor import RunSettings
 
 # A pickled delivery: the bytes, and the memory beside them.
@@ -28,10 +28,7 @@ def packed_settings(dataset: Any, run: RunSettings) -> bytes:
     Raises:
         TypeError: A part of it cannot be sent; names it.
     """
-    try:
-        content = cloudpickle.dumps((dataset, run))
-    except Exception as error:
-        raise unsendable((dataset, run), error, cloudpickle.dumps) from error
+    content = settings_bytes(cloudpickle.CloudPickler, (dataset, run))
     return pickle.dumps((_versions(), content))
 
 

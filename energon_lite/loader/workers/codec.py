@@ -7,9 +7,11 @@ the training loop does not wait for it in vain.
 
 from __future__ import annotations
 
+import copy
 import copyreg
 import dataclasses
 import functools
+import io
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +28,7 @@ from torch.multiprocessing.reductions import reduce_storage, reduce_tensor
 
 from energon_lite.core.errors import add_note
 from energon_lite.core.state import Snapshot
+from energon_lite.core.topology import WorkerConfig
 from energon_lite.loader.workers.arena import LentRange
 from energon_lite.loader.workers.rank_feed import Delivery
 
@@ -290,11 +293,44 @@ class WorkerJob:
         Raises:
             TypeError: A part cannot be pickled; names it.
         """
-        try:
-            content: Any = ForkingPickler.dumps(self._parts)
-        except Exception as error:
-            raise unsendable(self._parts, error, ForkingPickler.dumps) from error
-        return functools.partial, (pickle.loads, bytes(content))
+        return functools.partial, (pickle.loads, settings_bytes(ForkingPickler, self._parts))
+
+
+def settings_bytes(kind: Any, settings: Any) -> bytes:
+    """Pickles settings of workers; the process groups of a `WorkerConfig` become their names.
+
+    Args:
+        kind: the class of the pickler.
+        settings: what the workers need.
+
+    Raises:
+        TypeError: A part cannot be pickled; names it.
+    """
+    dumps = functools.partial(_dumps, kind)
+    try:
+        return dumps(settings)
+    except Exception as error:
+        raise unsendable(settings, error, dumps) from error
+
+
+def _dumps(kind: Any, settings: Any) -> bytes:
+    def reducer_override(self: Any, value: Any) -> Any:
+        if type(value) is WorkerConfig:
+            return _without_groups(value)
+        # The pickler for multiprocessing has no such method, that of Ray has.
+        return kind.reducer_override(self, value) if has_own else NotImplemented
+
+    has_own, file = hasattr(kind, "reducer_override"), io.BytesIO()
+    type("SettingsPickler", (kind,), {"reducer_override": reducer_override})(file).dump(settings)
+    return file.getvalue()
+
+
+def _without_groups(config: WorkerConfig) -> Any:
+    sent = copy.copy(config)
+    for name in ("data_parallel_group", "peer_group"):
+        group = getattr(config, name)
+        setattr(sent, name, group and str(group))
+    return sent.__reduce_ex__(2)
 
 
 WAYS = (
