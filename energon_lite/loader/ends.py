@@ -20,7 +20,7 @@ from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.samples import PADDING, Batch, Sample
 from energon_lite.core.state import digest
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig, count_rank_items
-from energon_lite.loader.rank_store import CountedVotes, StoreVotes, Vote, group_store
+from energon_lite.loader.rank_store import StoreVotes, Vote, group_store
 from energon_lite.loader.resume import LoaderPosition
 from energon_lite.loader.workers.rank_feed import Delivery, PassStart
 from energon_lite.names.energon_modules import import_name
@@ -142,7 +142,6 @@ class PassEnds:
         self._end = end
         self._votes: StoreVotes | None = None
         self._has_logged = self._has_warned = False
-        self._counted: dict[Any, tuple[list[int], bool]] = {}
         self._predicted: dict[Any, int] = {}
         self._learned: int | None = None
 
@@ -155,7 +154,11 @@ class PassEnds:
         return self._end or "uneven"
 
     def begin(self, position: LoaderPosition) -> EvenPass | None:
-        """Begins a pass, or resumes one; None if the rank ends by itself."""
+        """Begins a pass, or resumes one; None if the rank ends by itself.
+
+        Raises:
+            RuntimeError: The ranks are to end together, but share no process group.
+        """
         end = self.chosen()
         if end == "uneven":
             return None
@@ -165,8 +168,12 @@ class PassEnds:
         self._log(end)
         shared = group_store(self._config)
         if shared is None:
-            even.votes = self._count(position)
-            return even
+            raise RuntimeError(
+                f"end={end!r}, but the {self._config.world_size} ranks share no process group to "
+                "agree on the last step of a pass. Call torch.distributed.init_process_group "
+                "before the loader is iterated (for part of its ranks also set "
+                'WorkerConfig.data_parallel_group), or use end="uneven"'
+            )
         if self._votes is None:
             name = digest(self._dataset.config())
             self._votes = StoreVotes(shared[0], name, self._config, shared[1])
@@ -238,25 +245,6 @@ class PassEnds:
             self._config.world_size, pads if end == "pad" else drops, _HOW_TO_CHOOSE,
         )  # fmt: skip
 
-    def _count(self, position: LoaderPosition) -> CountedVotes:
-        """Counts the batches of all ranks by computing all streams; once for similar passes."""
-        slots = position.start.slots
-        about = slots.num_streams, position.start.pass_index
-        if about not in self._counted:
-            if not self._counted and slots.rank == 0:
-                logger.warning(
-                    "The ranks have no process group to agree on the steps of a pass, so each "
-                    "computes the batches of all %d before it begins. Call init_process_group "
-                    "before the loader is iterated to save that.",
-                    slots.world_size,
-                )
-            self._counted = {about: count_batches(self._dataset, *about)}
-        counts, can_pad = self._counted[about]
-        ranks = (slots._replace(rank=rank, first=0) for rank in range(slots.world_size))
-        visits = [rank_visits(position, rank, counts) for rank in ranks]
-        is_aligned = self._dataset.traits.lockstep
-        return CountedVotes([own if is_aligned else range(len(own)) for own in visits], can_pad)
-
 
 class EvenPass:
     """One pass of a rank that ends at the same step as that of all others.
@@ -276,7 +264,7 @@ class EvenPass:
     def __init__(
         self, dataset: SavableDataset[Any], position: LoaderPosition, end: End, is_default: bool
     ) -> None:
-        self.votes: StoreVotes | CountedVotes | None = None
+        self.votes: StoreVotes | None = None
         self._dataset = dataset
         self._slots, self._pass_index = position.start.slots, position.start.pass_index
         self.end = end
@@ -338,11 +326,9 @@ class EvenPass:
     def _turn(self, own: Delivery) -> int:
         return self._slots.turn_of(own.slot)
 
-    def end_pass(self, counts: tuple[int, int]) -> tuple[tuple[int, int], bool]:
-        """Ends the pass; returns the sums of two counts over ranks, and whether these are all."""
-        if isinstance(self.votes, StoreVotes):
-            return self.votes.end_pass(counts), True
-        return counts, self.votes is None
+    def end_pass(self, counts: tuple[int, int]) -> tuple[int, int]:
+        """Ends the pass; returns the sums of two counts over ranks."""
+        return counts if self.votes is None else self.votes.end_pass(counts)
 
     def _marked(self) -> bool:
         """Marks the batch that was fetched as valid, if padding is wanted and it has a position."""
@@ -370,25 +356,6 @@ class EvenPass:
         if self._last is None:
             self._last = first_batch(self._dataset, self._slots, self._pass_index)
         return Delivery(as_padding(self._last), -1, -1, None, [], [])
-
-
-def count_batches(
-    dataset: SavableDataset[Any], num_streams: int, pass_index: int
-) -> tuple[list[int], bool]:
-    """Counts the batches of each stream of a pass by computing them.
-
-    Returns:
-        The counts, and whether all batches can carry a mask.
-    """
-    counts, can_pad = [], True
-    for index in range(num_streams):
-        run = StreamRun(dataset, Stream(index, num_streams, pass_index), max_skip_rate=1)
-        for item in run:
-            can_pad = mark_valid(item) and can_pad
-            run.context.take_records()
-            run.context.take_costs()
-        counts.append(run.num_returned)
-    return counts, can_pad
 
 
 def rank_visits(position: LoaderPosition, slots: RankSlots, counts: list[int]) -> list[int]:

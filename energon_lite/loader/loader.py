@@ -93,6 +93,7 @@ class SavableDataLoader(Described, DataLoader[T]):
             a batch whose mask `valid` is False and whose loss weights are 0. "drop": all with the
             first that has no batch left. "uneven": each by itself. The default pads where ranks
             share a process group, or drops where a batch cannot carry the mask; else it is uneven.
+            Several ranks need a process group for "pad" and "drop".
         restart_workers: how many worker processes that die may be replaced within ten minutes;
             no batch changes.
         workers: `RayWorkers`, or another maker of workers, in the place of those of the

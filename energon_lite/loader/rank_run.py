@@ -299,9 +299,9 @@ class RankRun(Generic[T]):
             FatalSampleError: It did.
         """
         counts = self.position.failed, self.position.drawn
-        is_whole = is_end and self.worker_config.world_size == 1
+        is_whole = is_end and (self.worker_config.world_size == 1 or self._even is not None)
         if is_end and self._even is not None:
-            counts, is_whole = self._even.end_pass(counts)
+            counts = self._even.end_pass(counts)
         if is_end or self._even is None:
             self._limit.check(*counts, is_whole=is_whole)
 

@@ -150,26 +150,6 @@ def _zipped(values: list[Any]) -> bytes:
     return zlib.compress(json.dumps(values).encode(), 6)
 
 
-class CountedVotes:
-    """Votes of ranks that cannot talk: known from the steps for which each has a batch.
-
-    Args:
-        steps: of each rank, in ascending order.
-        can_pad: whether all batches can carry a mask.
-    """
-
-    def __init__(self, steps: Sequence[Sequence[int]], can_pad: bool) -> None:
-        self._last = [max(own, default=-1) for own in steps]
-        self._num_with = Counter(step for own in steps for step in own)
-        self._can_pad = can_pad
-
-    def cast(self, vote: Vote, step: int) -> Vote:
-        """Returns the sum of the votes of all ranks on a step."""
-        del vote
-        is_left = sum(last >= step for last in self._last)
-        return Vote(self._num_with[step], is_left, len(self._last) * self._can_pad)
-
-
 class StoreVotes:
     """Votes of ranks that share a store.
 

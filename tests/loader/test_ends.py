@@ -145,7 +145,6 @@ class Together:
     Args:
         make: a dataset, of a worker config.
         world_size: number of ranks.
-        has_store: whether the ranks can talk.
         loader: arguments of the loaders.
     """
 
@@ -157,7 +156,6 @@ class Together:
         *,
         num_workers: int = 0,
         num_streams: int | None = None,
-        has_store: bool = True,
         states: Any = None,
         **loader: Any,
     ) -> None:
@@ -171,7 +169,7 @@ class Together:
             world_size=world_size,
             num_workers=num_workers,
             num_streams=num_streams,
-            data_parallel_group=(store, world_size) if has_store else None,
+            data_parallel_group=(store, world_size),
             global_error_handler=ignore,
         )
         self.loaders: list[SavableDataLoader[Any]] = []
@@ -259,18 +257,15 @@ def test_eight_ranks_make_equally_many_steps_and_every_sample_is_valid_once(
     assert_same([*dropped, "end"], [*(own[: min(counts)] for own in uneven), "end"])
 
 
-@pytest.mark.parametrize(("kind", "end"), [("packs", "drop"), ("buckets", "pad"), ("dicts", "pad")])
-def test_ranks_without_communication_count_and_yield_the_same(
-    roots, monkeypatch, kind, end
-) -> None:
-    make = partial(validation, roots[61], encoder_of(kind, 5))
-    agreed = Together(monkeypatch, make, 3, end=end, num_streams=4)
-    alone = Together(monkeypatch, make, 3, end=end, num_streams=4, has_store=False)
+@pytest.mark.parametrize("end", ["drop", "pad"])
+def test_ranks_without_a_process_group_cannot_end_together(roots, end) -> None:
+    config = WorkerConfig(rank=0, world_size=3, num_workers=0)
+    loader = get_savable_loader(validation_of(roots)(config), end=end)
+    assert len(loader) > 0
     for _ in range(2):
-        expected = agreed.one_pass()
-        assert steps_of(expected) > 2
-        found = [list(loader) for loader in alone.loaders]  # one after the other
-        assert_same(found, expected)
+        with pytest.raises(RuntimeError, match=f"{end}.*3 ranks share no.*init_process_group"):
+            next(iter(loader))
+    assert list(get_savable_loader(validation_of(roots)(config), end="uneven", max_skip_rate=1))
 
 
 @pytest.mark.parametrize("end", ["drop", "pad"])
@@ -307,15 +302,17 @@ def test_limit_ends_all_ranks_at_the_same_step(roots, monkeypatch, end) -> None:
             assert_same(run.one_pass(), [own[:limit] for own in whole])
 
 
-def test_rank_without_any_batch_pads_with_the_batch_of_another(roots, monkeypatch) -> None:
+def test_rank_without_any_batch_pads_with_the_batch_of_another(roots, monkeypatch, caplog) -> None:
     make = partial(validation, roots[23], encoder_of("batches", 3), batch_size=8)
     found = Together(monkeypatch, make, 8).one_pass()
     counts = [sum(bool(batch.valid.any()) for batch in own) for own in found]
     assert counts.count(0) > 3
     assert valid_numbers(found) == encoder_of("batches", 3).left(23)
+    assert "has no batch" not in caplog.text
     run = Together(monkeypatch, make, 8, end="drop")
     assert run.one_pass() == [[]] * 8
     assert run.one_pass() == [[]] * 8
+    assert caplog.text.count("has no batch in this pass: 23 samples, batch_size=8, 8 ranks") == 1
 
 
 def test_user_who_takes_a_batch_apart_does_not_spoil_the_padding(roots, monkeypatch) -> None:
@@ -347,7 +344,7 @@ def test_batches_without_a_place_for_a_mask_are_dropped_by_default(
     assert_same(found, [own[: min(map(len, uneven))] for own in uneven])
     assert caplog.text.count("cannot carry a mask") == 1
     with pytest.raises(TypeError, match=r'a tuple has no field for it.*use end="drop"'):
-        Together(monkeypatch, make, 3, end="pad", has_store=False).take(1)
+        Together(monkeypatch, make, 3, end="pad").take(1)
 
 
 class Parity(Filtered):
@@ -364,8 +361,7 @@ def parity_of(sample: Any) -> int:
     return number_of(sample) % 2
 
 
-@pytest.mark.parametrize("has_store", [True, False])
-def test_steps_of_one_modality_stay_so_to_the_end(roots, monkeypatch, has_store) -> None:
+def test_steps_of_one_modality_stay_so_to_the_end(roots, monkeypatch) -> None:
     def make(config: WorkerConfig) -> Any:
         return get_train_dataset(
             roots[163],
@@ -376,9 +372,7 @@ def test_steps_of_one_modality_stay_so_to_the_end(roots, monkeypatch, has_store)
             shuffle_buffer_size=50,
         )
 
-    settings = {"num_streams": 8, "has_store": has_store}
-    end = None if has_store else "drop"
-    run = Together(monkeypatch, make, 4, end=end, **settings)
+    run = Together(monkeypatch, make, 4, num_streams=8)
     predicted = len(run.loaders[0])
     for _ in range(3):
         found = run.one_pass()
@@ -386,7 +380,7 @@ def test_steps_of_one_modality_stay_so_to_the_end(roots, monkeypatch, has_store)
         for step in zip(*found, strict=True):
             assert len({number % 2 for batch in step for number in numbers_of(batch)}) == 1
     with pytest.raises(ValueError, match='end="pad", but batches of one modality'):
-        Together(monkeypatch, make, 4, end="pad", **settings)
+        Together(monkeypatch, make, 4, end="pad", num_streams=8)
 
 
 def test_one_rank_that_pads_has_masks_and_nothing_else_changes(roots, monkeypatch) -> None:
@@ -588,21 +582,19 @@ def test_len_is_learned_in_the_first_whole_pass(roots, monkeypatch, kind, end) -
     after=st.none() | st.integers(1, 5),
     num_streams=st.integers(1, 7),
     step=st.integers(0, 12),
-    has_store=st.booleans(),
     seed=st.integers(0, 9),
 )
 def test_resumed_ranks_make_equally_many_steps_and_no_sample_is_lost_or_twice(
-    roots, kind, end, before, after, num_streams, step, has_store, seed
+    roots, kind, end, before, after, num_streams, step, seed
 ) -> None:
     encoder = encoder_of(kind, seed)
     make = partial(validation, roots[23], encoder)
-    settings = {"end": end, "has_store": has_store}
     with pytest.MonkeyPatch.context() as monkeypatch:
-        run = Together(monkeypatch, make, before, num_streams=num_streams, **settings)
+        run = Together(monkeypatch, make, before, num_streams=num_streams, end=end)
         returned_before = run.take(step)
         states = run.save()
         rest_unbroken = run.take()
-        resumed = Together(monkeypatch, make, after or before, states=states, **settings)
+        resumed = Together(monkeypatch, make, after or before, states=states, end=end)
         rest = resumed.take()
         whole = resumed.one_pass()
     assert steps_of(returned_before) <= step

@@ -43,10 +43,9 @@ def loader_of(path: Any, rank: int, **settings: Any) -> SavableDataLoader[Any]:
     names = ("num_workers", "num_streams", "seed_offset", "world_size")
     own = {name: settings.pop(name) for name in names if name in settings}
     config = WorkerConfig(**{"rank": rank, "world_size": 2, "num_workers": 0, **own})
-    end = {"end": settings.pop("end")} if "end" in settings else {}
     make = get_val_dataset if settings.pop("is_validation", False) else get_train_dataset
     settings = {"batch_size": 2, **settings}
-    return get_savable_loader(make(path, worker_config=config, **settings), **end)
+    return get_savable_loader(make(path, worker_config=config, **settings))
 
 
 def blend(sets: Path, **weights: int) -> Any:
@@ -108,7 +107,7 @@ def test_state_that_one_rank_restored_is_named(sets: Path, store: Any) -> None:
 EQUAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
     ({"num_workers": 1, "num_streams": 4}, {"num_workers": 2, "num_streams": 4}),
-    ({"is_validation": True, "split_part": "train", "end": "drop"}, {"batch_size": 3}),  # two kinds
+    ({"is_validation": True, "split_part": "train"}, {"batch_size": 3}),  # two kinds
     ({"world_size": 1}, {"seed_offset": 1}),  # a loader of rank 0 alone
 ]
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from energon_lite import WorkerConfig
 from energon_lite.loader import rank_store
-from energon_lite.loader.rank_store import CountedVotes, StoreVotes, Vote
+from energon_lite.loader.rank_store import StoreVotes, Vote
 
 
 def new_store(timeout_sec: float = 20) -> dist.Store:
@@ -140,11 +140,3 @@ def test_few_of_thousands_of_missing_voters_are_named() -> None:
     with pytest.raises(RuntimeError, match=r"for ranks \[1, 2, .*, 20, \.\.\.\] to ask") as error:
         one.cast(Vote(1, 1, 1), 0)
     assert len(str(error.value)) < 500
-
-
-def test_counted_votes_are_those_of_the_steps_of_all_ranks() -> None:
-    counted = CountedVotes([range(3), [0, 2, 5], []], can_pad=True)
-    sums = [counted.cast(Vote(1, 1, 1), step) for step in range(7)]
-    assert [s.has for s in sums] == [2, 1, 2, 0, 0, 1, 0]
-    assert [s.is_left for s in sums] == [2, 2, 2, 1, 1, 1, 0]
-    assert {s.can_pad for s in sums} == {3}
