@@ -145,7 +145,7 @@ def kills(folder: Path, workers: Any, number: int) -> None:
 
 
 def nodes(folder: Path, workers: Any, number: int, cluster: Any) -> None:
-    """Removes nodes, and adds them and actors with them, at random."""
+    """Removes nodes, and adds others, at random."""
     import ray
 
     expected = iter(loader_of(folder, Bytes(1 << 10)))
@@ -164,8 +164,6 @@ def nodes(folder: Path, workers: Any, number: int, cluster: Any) -> None:
                 cluster.remove_node(spots.pop(rng.randrange(len(spots))), allow_graceful=False)
             else:
                 spots.append(cluster.add_node(num_cpus=4, resources={"spot": 4}))
-                since = time.perf_counter()
-                loader.use_workers(len(spots))
             longest = time.perf_counter() - since
             for _ in range(400):
                 before = time.perf_counter()

@@ -259,29 +259,6 @@ class SavableDataLoader(Described, DataLoader[T]):
         """Ends the worker processes; the position stays, and the next `iter` starts others."""
         self._run.stop_workers()
 
-    def use_workers(self, workers: Any) -> None:
-        """Computes what follows in other workers, as where nodes come or go; no batch changes.
-
-        Each rank may call it between any two batches. What was computed ahead is computed again.
-
-        Args:
-            workers: `RayWorkers`, or how many of the kind that there is.
-
-        Raises:
-            TypeError: It is neither.
-            ValueError: There are none now, or would be none then.
-        """
-        config = copy(self.worker_config)
-        config.num_streams = self.num_streams  # which are those of the run
-        config = _with_workers(config, workers)
-        if min(config.num_workers, self.worker_config.num_workers) < 1:
-            raise ValueError(
-                f"use_workers({workers!r}) with num_workers={self.worker_config.num_workers} now: "
-                "to change from or to none, make a loader and restore the state in it"
-            )
-        self._run.use_workers(config)
-        self.worker_config = config
-
     def __enter__(self) -> Self:
         """Returns the loader; its worker processes end with the `with` block."""
         return self
@@ -465,15 +442,6 @@ class SavableDataLoader(Described, DataLoader[T]):
                 context.cache_pool = before
 
 
-def _with_workers(config: WorkerConfig, workers: Any) -> WorkerConfig:
-    """Returns the config of a rank with other workers, or another number of them."""
-    config = copy(config)
-    if hasattr(workers, "num_workers"):
-        config.worker_type, config.start_method, workers = workers, None, workers.num_workers
-    config.num_workers = at_least("workers", workers, 0, ", or RayWorkers(...)")
-    return config
-
-
 def _torch_settings(config: WorkerConfig, settings: RunSettings) -> dict[str, Any]:
     """Returns what a torch `DataLoader` has as attributes; torch starts no workers."""
     if config.num_workers == 0:
@@ -502,7 +470,13 @@ def _worker_config_of(dataset: Any, config: WorkerConfig | None, workers: Any) -
             f"{own.seed_offset}; pass it to the dataset only"
         )
     config = config or own or WorkerConfig.default_worker_config()
-    return config if workers is None else _with_workers(config, workers)
+    if workers is None:
+        return config
+    config = copy(config)
+    if hasattr(workers, "num_workers"):
+        config.worker_type, config.start_method, workers = workers, None, workers.num_workers
+    config.num_workers = at_least("workers", workers, 0, ", or RayWorkers(...)")
+    return config
 
 
 # Every loader saves and restores, so Energon's two functions and its other class are this class.

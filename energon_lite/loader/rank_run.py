@@ -419,15 +419,6 @@ class RankRun(Generic[T]):
         warn_of_shared_streams(start.slots)
         return pool
 
-    def use_workers(self, config: WorkerConfig) -> None:
-        """Continues with other workers, between any two steps."""
-        self._whole(self._use_workers, config)
-
-    def _use_workers(self, config: WorkerConfig) -> None:
-        self.worker_config = config
-        if self._deliveries is not None:
-            self._deliveries.use(config)
-
     def stop_workers(self) -> None:
         """Ends the worker processes, if there are any; the position stays."""
         deliveries, self._deliveries = self._deliveries, None  # first: the end may be interrupted

@@ -74,38 +74,6 @@ def test_batches_and_states_are_those_of_local_workers(
     assert_same(found, whole)
 
 
-def test_streams_are_dealt_to_more_and_to_fewer_actors_that_stay(
-    texts: Path, tmp_path: Path
-) -> None:
-    make = blend_with_itself(texts, tmp_path)
-    whole = Ranks(make, 1, num_streams=6).slots(90)
-    workers = RayWorkers(2, spares=1)
-    run = Ranks(make, 1, num_streams=6, workers=workers)
-    found, loader = run.slots(20), run.loaders[0]
-    first = {process_of(worker) for worker in workers_of(run)}
-    ray.get(workers._pool.spare[0].place.remote())
-    loader.use_workers(3)
-    found.update(run.slots(20))
-    second = {process_of(worker) for worker in workers_of(run)}
-    assert len(second) == 3
-    assert first < second
-    loader.use_workers(1)
-    found.update(run.slots(20))
-    assert len(workers._pool.spare) == 1
-    wait_until(lambda: sum(map(has_ended, second)) >= 1)
-    other = RayWorkers(2, spares=0)
-    loader.use_workers(other)
-    found.update(run.slots(20))
-    del workers
-    wait_until(lambda: all(map(has_ended, second)))
-    loader.use_workers(2)
-    found.update(run.slots(10))
-    assert_same(found, whole)
-    processes = [process_of(worker) for worker in workers_of(run)]
-    loader.shutdown()
-    wait_until(lambda: all(map(has_ended, processes)))
-
-
 def test_finite_passes_are_those_without_workers(texts: Path) -> None:
     kinds.test_finite_passes_are_those_without_workers(texts, "ray")
 

@@ -299,40 +299,11 @@ def test_slow_worker_reports_what_it_does_and_fails_by_setting(
         list(loader)
 
 
-def test_other_workers_take_over_between_any_two_batches(texts) -> None:
-    make = train(texts, "skipping")
-    whole = Ranks(make, 2, num_streams=6).slots(48)
-    run, found = Ranks(make, 2, 2, num_streams=6), {}
-    for number in (1, 3, 3, 2):
-        found.update(run.slots(10))
-        for rank, loader in enumerate(run.loaders):
-            loader.use_workers(number if rank else 4 - number)
-    found.update(run.slots(8))
-    assert_same(found, whole)
+def test_stats_have_the_memory_of_each_worker(texts) -> None:
+    run = Ranks(train(texts), 2, 2, num_streams=6)
+    run.slots(4)
     stats = run.loaders[1].stats()
     assert stats.place == (1, 2, 2)
     assert len(stats.memory_bytes) == 2
     assert min(stats.memory_bytes) > 2**20
     assert stats.scalars()["data/worker_1/memory_bytes"] == stats.memory_bytes[1]
-    states = run.save()
-    assert Ranks(make, 1, states=states).slots(6)
-
-
-def test_number_of_streams_stays_with_other_workers(texts) -> None:
-    make = train(texts)
-    whole = Ranks(make, 1, num_streams=2).slots(20)
-    run = Ranks(make, 1, 2)
-    found = run.slots(5)
-    run.loaders[0].use_workers(1)
-    found.update(run.slots(15))
-    assert_same(found, whole)
-    for number, words in ((0, r"use_workers\(0\) with num_workers=1 now"), (-1, "workers=-1 must")):
-        with pytest.raises(ValueError, match=words):
-            run.loaders[0].use_workers(number)
-    for value in ("4", True, 2.5, None):
-        with pytest.raises(
-            TypeError, match=rf"workers={value!r} must be an integer, or RayWorkers"
-        ):
-            run.loaders[0].use_workers(value)
-    with pytest.raises(ValueError, match="to change from or to none"):
-        Ranks(make, 1).loaders[0].use_workers(2)

@@ -36,6 +36,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"watchdog_initial_timeout_seconds": 0}, "watchdog_initial_timeout_seconds=0 must be above 0"),
     ({"max_skip_rate": "all"}, "max_skip_rate='all' must lie in 0..1"),
     ({"cache_pool": "x"}, "cache_pool='x' must be a cache pool"),
+    ({"workers": -1}, "workers=-1 must be at least 0, or RayWorkers(...)"),
+    ({"workers": "4"}, "workers='4' must be an integer, or RayWorkers(...)"),
     ({"end": "pad"}, "end='pad', but the data never end"),
     ({"end": "stop"}, "end='stop' is not one of drop, pad, uneven, or None"),
 ]

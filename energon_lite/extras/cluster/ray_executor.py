@@ -58,7 +58,6 @@ class RayExecutor(Executor):
         self._pulled = deque[Any]()
         self._received = deque[Sent]()
         self._largest = 1
-        self._has_died = False
 
     def start(self, job: Pass) -> None:
         """Orders the actor to begin a pass."""
@@ -165,7 +164,6 @@ class RayExecutor(Executor):
             raise self._failure(error) from None
         self.name = f"ray {self.settings.info.id} (process {process} on {host})"
         self._is_started = True
-        del self._actors.spare[self._actors.settings.spares :]  # ended by Ray, as all have started
 
     def look(self, wait: Wait) -> None:
         """Reports what the actor does, where a limit is due.
@@ -179,14 +177,9 @@ class RayExecutor(Executor):
                 report = str(ray.get(self._actor.doing.remote(), timeout=ANSWER_SEC))
             except (GetTimeoutError, RayError) as error:
                 report = f"It does not answer: {_first_line(error)}"
-            try:
-                wait.on_report(report)
-            except WorkerDied:
-                self._has_died = True
-                raise
+            wait.on_report(report)
 
     def _failure(self, error: RayError) -> Exception:
-        self._has_died = True
         text = f"{type(error).__name__}: {error}"
         if "OutOfDisk" in text or "ObjectStoreFull" in text:
             return RuntimeError(
@@ -212,11 +205,8 @@ class RayExecutor(Executor):
         if actor is None:
             return
         if ray.is_initialized():
-            has_ended = ray.wait([self._ending], timeout=for_sec)[0]
-            if has_ended and self.is_replaced and not self._has_died:
-                self._actors.spare.append(actor)
-            else:
-                ray.kill(actor)
+            ray.wait([self._ending], timeout=for_sec)
+            ray.kill(actor)
         self._actors.give_up(is_replaced=self.is_replaced)
 
 

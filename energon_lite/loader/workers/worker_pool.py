@@ -71,7 +71,7 @@ class WorkerPool(Iterator[Delivery]):
         self.pid = os.getpid()
         self._dataset = dataset
         self._settings = settings
-        self._set_config(config)
+        self._config, self._kind = config, executor_kind(config)
         self._workers: list[Executor] = []
         self._finalizer = multiprocessing.util.Finalize(
             self, _end_dropped, (self._workers, settings.cache_pool), exitpriority=100
@@ -84,26 +84,6 @@ class WorkerPool(Iterator[Delivery]):
         self._go_to(start)
         for worker in range(len(self._dealt)):
             self._start_worker(worker)
-
-    def _set_config(self, config: WorkerConfig) -> None:
-        self._config, self._kind = config, executor_kind(config)
-
-    def use(self, config: WorkerConfig) -> None:
-        """Deals the streams to other workers, from where they stand.
-
-        Args:
-            config: what the workers are, of the same rank.
-        """
-        kind = self._kind
-        self._set_config(config)
-        self._deal(self._start.slots)
-        for worker in self._workers:
-            worker.is_replaced = kind is self._kind
-        end_workers(self._workers)
-        with DeferredSignals():
-            self._workers.clear()
-            for number in range(len(self._dealt)):
-                self._start_worker(number)
 
     def memory_bytes(self) -> list[int]:
         """Returns the memory of each worker whose memory is known."""
