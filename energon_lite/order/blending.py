@@ -381,14 +381,23 @@ class BudgetOrder:
         weights: the shares of the tokens.
         key: 128 bits, from `key_of`.
         stream: the stream s of S.
+        first_means: shape (K,); mean lengths in any unit, as bytes, until a sample of a child is
+            known. Only their proportions matter.
+
+    Attributes:
+        draw: draws that were chosen.
+        pending: shape (K,); those whose length is not known yet.
 
     Source: the choice is that of self-clocked fair queueing, S. Golestani, "A self-clocked fair
     queueing scheme for broadband applications", INFOCOM 1994.
     """
 
-    def __init__(self, weights: Weights, key: int, stream: Stream) -> None:
+    def __init__(
+        self, weights: Weights, key: int, stream: Stream, first_means: Float64Array
+    ) -> None:
         self._weights = weights
         self._stream = stream
+        self._first_means = first_means
         self._constant = weights.constant() if weights.is_constant else None
         k = weights.num_leaves
         # Streams begin apart: each child's turn lies elsewhere in its own length.
@@ -402,6 +411,7 @@ class BudgetOrder:
         self._debts = np.array(state.debts, dtype=np.float64)
         self._tokens = np.array(state.tokens, dtype=np.float64)
         self._counts = np.array(state.counts, dtype=np.float64)
+        self.pending: Float64Array = np.zeros(len(self._debts))
         self._is_out = np.zeros(len(self._debts), dtype=bool)
         self._are_all_drawn = self._constant is not None and bool(self._constant.all())
         self._update_means()
@@ -430,7 +440,8 @@ class BudgetOrder:
         Children that never have a share again are taken in turn when all others have ended.
         """
         shares = self.shares(self.draw)
-        waits = self._means * self._phases - self._debts
+        guesses = self._means * self.pending
+        waits = self._means * self._phases - self._debts - shares * guesses.sum() + guesses
         if shares is self._constant and self._are_all_drawn:
             return int((waits / shares).argmin())
         while (is_out := (shares == 0) | self._is_out).all():
@@ -444,16 +455,9 @@ class BudgetOrder:
         return int(waits.argmin())
 
     def count(self, child: int, draw: int, tokens: float) -> None:
-        """Counts tokens, also a correction of what was counted, for what `draw` took."""
+        """Counts the length of what `draw` took."""
         self._debts += self.shares(draw) * tokens
         self._debts[child] -= tokens
-
-    def mean(self, child: int) -> float:
-        """Returns the mean length of a child's samples, as far as it is known."""
-        return float(self._means[child])
-
-    def learn(self, child: int, tokens: float) -> None:
-        """Records the length of a draw, for the means."""
         self._tokens[child] += tokens
         self._counts[child] += 1
         if self._are_all_known:
@@ -462,10 +466,11 @@ class BudgetOrder:
             self._update_means()
 
     def _update_means(self) -> None:
-        total, count = float(self._tokens.sum()), float(self._counts.sum())
-        overall = total / count if count and total else 1.0
+        total, expected = float(self._tokens.sum()), float(self._counts @ self._first_means)
+        scale = total / expected if expected and total else 1.0
         self._are_all_known = bool(self._counts.all())
-        # Before its first sample is known, a child's mean is that of all.
         self._means = np.where(
-            self._counts > 0, self._tokens / np.maximum(self._counts, 1.0), overall
+            self._counts > 0,
+            self._tokens / np.maximum(self._counts, 1.0),
+            self._first_means * scale,
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -38,6 +39,8 @@ _new_source = tuple.__new__
 SMALL_BYTES = 8 << 10
 # The first samples of each source in a process, whose fields are compared with declared types.
 _CHECKED = 100
+# Parts whose bytes say about how many tokens they are.
+_TEXT_EXTENSIONS = frozenset({"txt", "text", "transcript", "json", "jsn"})
 
 # Makes a sample of its decoded parts and its service fields, which are named as in a sample; the
 # loss weight is one of them where it is not 1.
@@ -412,6 +415,22 @@ class SampleLoader:
             return make_crude({name[len(block.keys[row]) + 1 :]: block.values[row]}, fields)
         fields[self._form.field] = block.values[row]
         return self._form.kind(**fields)
+
+    def text_share(self, block: Block) -> float:
+        """Returns the share of a block that the parts have that are read.
+
+        NaN if some are no text, so that bytes say little about tokens, or there are none.
+        """
+        total = 0.0
+        for members in block.members:
+            for name, first, last in [] if isinstance(members, Exception) else members:
+                _, part = split_name(name) or ("", "")
+                is_read, part, _ = self._plan(part)
+                if is_read:
+                    is_text = part.rpartition(".")[2] in _TEXT_EXTENSIONS
+                    total += last - first if is_text else math.nan
+        size = block.data.nbytes if isinstance(block.data, memoryview) else total
+        return total / size if total else math.nan
 
     def place_of(self, members: Any, shard: str, place: int) -> str:
         """Names a sample in errors."""

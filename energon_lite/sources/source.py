@@ -26,6 +26,10 @@ from energon_lite.sources.sample_loader import SampleLoader
 
 T = TypeVar("T")
 
+# The first samples of a source, and about how many bytes, whose parts are looked at for
+# `text_bytes`: headers and padding are most of a short sample in a tar.
+_FIRST_SAMPLES, _FIRST_BYTES = 16, 64 << 10
+
 
 @lru_cache(16)
 def _traits(below: Traits, is_training: bool, is_endless: bool) -> Traits:
@@ -117,6 +121,12 @@ class WebdatasetSource(SavableDataset[T]):
     def stored_facts(self, name: str) -> dict[str, Any]:
         """Returns the description of a length index; see `formats.length_files.read_facts`."""
         return self._read_facts(self.reader.root, self.split_part, name) or {}
+
+    def text_bytes(self) -> float:
+        """Estimates the bytes of a sample's parts by the first samples; NaN if some are no text."""
+        num_samples = min(_FIRST_SAMPLES, self.order.num_samples)
+        indices = np.arange(self.order.first, self.order.first + num_samples)
+        return self.mean_bytes * self.loader.text_share(self.reader.read(indices, _FIRST_BYTES))
 
     def renamed(self, names: Mapping[str, str]) -> SavableDataset[T]:
         """Returns the same samples, in another order, under another id."""

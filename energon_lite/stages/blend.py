@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -259,6 +260,25 @@ class TokenBlendDataset(BlendDataset[T]):
             obstacle="a blend has `unit: tokens` and measures lengths while it reads, so that its "
             "order is not known before; name a stored index with `lengths` in the blend, too",
         )
+
+    @cached_property
+    def first_means(self) -> Float64Array:
+        """Mean lengths, shape (K,), that the first draws are chosen by: of the index, or in bytes.
+
+        Datasets with other parts than text, or that are not sources, have the mean of the others.
+        """
+        if self.lengths is not None:
+            arrays = iter(self._arrays)
+            own = [np.concatenate([*islice(arrays, len(d.sources()))]) for d in self.datasets]
+            return np.maximum(1.0, [array.mean() for array in own])
+        means = np.array([leaf.text_bytes() for leaf in self.leaves] or [np.nan])
+        is_known = ~np.isnan(means)
+        other = means[is_known].mean() if is_known.any() else 1.0
+        return np.broadcast_to(np.where(is_known, means, other), len(self.datasets))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the first means behind: another process looks at the first samples itself."""
+        return {name: own for name, own in super().__getstate__().items() if name != "first_means"}
 
     def chooser(self, stream: Stream) -> Chooser:
         """Returns what chooses the dataset of each draw of a stream."""

@@ -162,13 +162,11 @@ class _Draw(NamedTuple):
 
     Attributes:
         child: the dataset that was drawn from.
-        guess: the length that was counted for it.
         tokens: the length that was measured, as far as it is known.
         source: the source of its first sample.
     """
 
     child: int
-    guess: float
     tokens: int
     source: str
 
@@ -176,7 +174,7 @@ class _Draw(NamedTuple):
 _TOKEN_STATE = {
     "draw": COUNT,
     "debts": rows(NUMBER, NUMBER, NUMBER),
-    "pending": rows(COUNT, NUMBER, COUNT, TEXT),
+    "pending": rows(COUNT, COUNT, TEXT),
     "measured": rows(TEXT, COUNT),
 }
 
@@ -191,7 +189,7 @@ class ByTokens:
     def __init__(self, spec: Any, stream: Stream) -> None:
         self._stream = stream
         self._num_datasets = len(spec.datasets)
-        self._order = BudgetOrder(spec.weights, spec.key, stream)
+        self._order = BudgetOrder(spec.weights, spec.key, stream, spec.first_means)
         self._lengths = None if spec.lengths is None else spec.lengths_by_source()
         self._sources = [facts.name for facts in spec.sources()]
         self._pending: deque[_Draw] = deque()
@@ -229,22 +227,19 @@ class ByTokens:
             pending[-1] = last._replace(tokens=last.tokens + new)
             self._counted[last.source] = measured
         if len(pending) >= LAG:
-            child, guess, tokens, _ = pending.popleft()
-            order.count(child, order.draw - len(pending) - 1, tokens - guess)
-            order.learn(child, float(tokens))
+            child, tokens, _ = pending.popleft()
+            order.pending[child] -= 1
+            order.count(child, order.draw - len(pending) - 1, tokens)
 
     def drew(self, child: int, key: RestoreKey) -> None:
         """Counts the draw: with its length, if there is an index; with the mean until then."""
         order = self._order
         if self._lengths is not None:
             found = [int(self._lengths[leaf[0]][leaf[2]]) for leaf in leaves(key)]
-            tokens = float(sum(found))
-            order.count(child, order.draw, tokens)
-            order.learn(child, tokens)
+            order.count(child, order.draw, sum(found))
         else:
-            guess = order.mean(child)
-            order.count(child, order.draw, guess)
-            self._pending.append(_Draw(child, guess, 0, first_leaf(key)[0]))
+            order.pending[child] += 1
+            self._pending.append(_Draw(child, 0, first_leaf(key)[0]))
         order.draw += 1
 
     def leave_out(self, ended: set[int]) -> None:
@@ -275,6 +270,8 @@ class ByTokens:
             )
         columns = [list(column) for column in zip(*table, strict=True)]
         self._order.go_to(BudgetState(fields["draw"], *columns))
+        for draw in pending:
+            self._order.pending[draw.child] += 1
         self._pending = deque(pending)
         self._begin(dict(fields["measured"]))
         self._tell_lengths()

@@ -43,32 +43,32 @@ class Run:
         *,
         lag: int = 0,
         stream: Stream = ONLY,
+        first_means: Sequence[float] | None = None,
         omitted: Callable[[int, int], bool] = lambda child, number: False,
     ) -> None:
-        self.order = BudgetOrder(Weights(list(weights)), key_of("budget"), stream)
+        means = np.array(first_means or [1.0] * len(of))
+        self.order = BudgetOrder(Weights(list(weights)), key_of("budget"), stream, means)
         self.of = of
         self.lag = lag
         self.places = [stream.index * len(samples) // stream.num_streams for samples in of]
-        self.pending: deque[tuple[int, int, float, int]] = deque()
+        self.pending: deque[tuple[int, int, int]] = deque()
         self.omitted = omitted
 
     def draw(self) -> tuple[int, int]:
         order = self.order
         if len(self.pending) > self.lag:
-            child, draw, guess, tokens = self.pending.popleft()
-            order.count(child, draw, tokens - guess)
-            order.learn(child, tokens)
+            child, draw, tokens = self.pending.popleft()
+            order.pending[child] -= 1
+            order.count(child, draw, tokens)
         child = order.choose()
         number = self.places[child]
         self.places[child] += 1
         tokens = 0 if self.omitted(child, number) else self.of[child][number % len(self.of[child])]
         if self.lag:
-            guess = order.mean(child)
-            self.pending.append((child, order.draw, guess, tokens))
+            order.pending[child] += 1
+            self.pending.append((child, order.draw, tokens))
         else:
-            guess = tokens
-            order.learn(child, tokens)
-        order.count(child, order.draw, guess)
+            order.count(child, order.draw, tokens)
         order.draw += 1
         return child, tokens
 
@@ -105,6 +105,23 @@ def test_every_prefix_of_a_stream_is_within_one_longest_sample(case, lag, stream
         errors.append(float(np.abs(given - shares * given.sum()).max()) / longest)
     assert max(errors) <= (BOUND_AT_FIRST if lag else BOUND)
     assert max(errors[300:]) <= BOUND
+
+
+@pytest.mark.parametrize("num_streams", [1, 4, 12])
+@pytest.mark.parametrize("case", list(CASES))
+def test_first_means_keep_all_streams_near_from_the_start(case, num_streams) -> None:
+    weights, means = CASES[case]
+    of = [lengths(mean, i) for i, mean in enumerate(means)]
+    in_bytes = [5.0 * mean for mean in means]
+    streams = [Stream(s, num_streams) for s in range(num_streams)]
+    runs = [Run(weights, of, lag=LAG, stream=s, first_means=in_bytes) for s in streams]
+    shares = np.array(weights) / sum(weights)
+    given = np.zeros(len(of))
+    for _ in range(60):
+        for run in runs:
+            child, tokens = run.draw()
+            given[child] += tokens
+            assert np.abs(given - shares * given.sum()).max() <= 3.5 * max(map(max, of))
 
 
 @pytest.mark.parametrize("lag", [0, LAG])
@@ -162,6 +179,7 @@ def test_state_goes_through_json_and_resumes_bit_by_bit(lag, at) -> None:
     again = Run(weights, of, lag=lag)
     again.order.go_to(BudgetState(*json.loads(json.dumps(state))))
     again.places, again.pending = list(run.places), deque(run.pending)
+    again.order.pending = run.order.pending.copy()
     assert again.order.state() == state
     for _ in range(300):
         assert again.draw() == run.draw()
@@ -196,4 +214,4 @@ def test_golden_order() -> None:
     of = [(50 * i + w % np.uint64(500 * i)).tolist() for i, w in enumerate(words, 1)]
     run = Run([1, 1, 2], of, lag=LAG, stream=Stream(1, 4))
     found = "".join(str(run.draw()[0]) for _ in range(60))
-    assert found == "212021202120212021200010110021002011000000200210021001200021"
+    assert found == "212021202120212021110001000010200021021000000210012200210021"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from itertools import islice
@@ -13,10 +14,12 @@ import numpy as np
 import pytest
 
 from energon_lite import (
+    Cooker,
     DefaultTaskEncoder,
     SkipSample,
     TextSample,
     WorkerConfig,
+    basic_sample_keys,
     get_savable_loader,
     stateless,
 )
@@ -27,7 +30,8 @@ from energon_lite.formats.length_files import write_lengths
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.testing import check_dataset
 
-from ..helpers import Ranks, assert_same, blend_maker, number_of, text_set, through_json
+from ..conftest import write_tar
+from ..helpers import Ranks, assert_same, blend_maker, number_of, prepared, text_set, through_json
 
 MEANS = {"short": 400, "long": 4000, **{f"s{i}": 60 * 2**i for i in range(8)}}
 NUM_SAMPLES = 60
@@ -261,6 +265,66 @@ def test_measured_lengths_come_within_two_longest_samples_once_they_are_known(se
     errors = errors_of(run.slots(1500).values(), {"short": 0.5, "long": 0.5})
     assert max(errors) <= 8
     assert max(errors[400:]) <= 1
+
+
+# Characters of the texts, and the shares.
+DOCUMENTS = {"long": (4000, 3), "crude": (400, 4), "lines.jsonl": (400, 2), "tiny": (20, 1)}
+LONGEST = 8000
+
+
+@stateless
+def text_of_json(sample: Any) -> TextSample:
+    return TextSample(**basic_sample_keys(sample), text=sample["json"]["text"])
+
+
+class Documents(DefaultTaskEncoder):
+    cookers = (Cooker(text_of_json),)
+
+    def sample_length(self, sample: TextSample) -> int:
+        return len(sample.text)
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts as text parts, as JSON parts and as lines, half to twice as long as their mean."""
+    root = tmp_path_factory.mktemp("documents")
+    for name, (mean, _) in DOCUMENTS.items():
+        sizes = [mean // 2 + key_of(name, i) % (3 * mean // 2) for i in range(200)]
+        records = [json.dumps({"text": "x" * size}) for size in sizes]
+        if name == "lines.jsonl":
+            (root / name).write_text("\n".join(records))
+        elif name == "crude":
+            write_tar(root / name / "0.tar", [
+                (f"{i}.json", record.encode()) for i, record in enumerate(records)
+            ])  # fmt: skip
+            prepared(root / name, "CrudeWebdataset")
+        else:
+            write_tar(root / name / "0.tar", [
+                (f"{i}.txt", b"x" * size) for i, size in enumerate(sizes)
+            ])  # fmt: skip
+            prepared(root / name, "TextSample", {"text": "txt"})
+    return root
+
+
+@pytest.mark.parametrize("num_streams", [1, 4, 12])
+def test_shares_of_tokens_are_near_from_the_first_steps(documents, num_streams) -> None:
+    entries = [f"{{path: {name}, weight: {own}}}" for name, (_, own) in DOCUMENTS.items()]
+    split = f"unit: tokens\nblend: [{', '.join(entries)}]"
+    make = blend_of(documents, split, Documents, batch_size=12)
+    expected = Ranks(make, 1, num_streams=num_streams).slots(48)
+    given: dict[str, int] = dict.fromkeys(DOCUMENTS, 0)
+    errors = []
+    for batch in expected.values():
+        for (source,), text in zip(batch.__sources__, batch.text, strict=True):
+            given[Path(source.dataset_path).name] += len(text)
+        total = sum(given.values())
+        wanted = {name: total * own / 10 for name, (_, own) in DOCUMENTS.items()}
+        errors.append(max(abs(given[name] - wanted[name]) for name in given) / LONGEST)
+    assert max(errors) <= 1
+    run = Ranks(make, 1, num_streams=num_streams)
+    found = run.slots(24)
+    found.update(Ranks(make, 2, states=run.save()).slots(24) if num_streams > 1 else {})
+    assert_same(found, {slot: expected[slot] for slot in found})
 
 
 @pytest.mark.parametrize("encoder", [Lengths, Expanding, NotReplayable])

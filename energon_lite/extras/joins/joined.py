@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import PurePath
@@ -227,6 +228,11 @@ class JoinLoader:
             )
         if self._is_ours and all(isinstance(maker, FieldMapMaker) for maker in makers):
             self._check_fields([maker.sample_type for maker in makers], may_lack)  # type: ignore[attr-defined]
+
+    def text_share(self, block: Block) -> float:
+        """Returns NaN: the share is unknown for joined samples."""
+        del block
+        return math.nan
 
     def _check_fields(self, types: Sequence[type[Any]], may_lack: Sequence[bool]) -> None:
         """Checks that the joined class takes the fields of the datasets, and gets what it needs."""
