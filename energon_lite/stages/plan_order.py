@@ -91,7 +91,7 @@ def order_of(dataset: AnyDataset) -> AnyDataset:
             f"packs cannot be planned over {type(dataset).__name__}, whose items are not known "
             "before it is read"
         )
-        raise ValueError(f"{obstacle}. Omit `lengths` to pack samples as they come")
+        raise ValueError(f"{obstacle}. Only `Packing` without `lengths` packs samples as they come")
     return dataset.with_children([order_of(child) for child in dataset.children])
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from energon_lite import DefaultTaskEncoder, TextSample, get_train_dataset
+from energon_lite import DefaultTaskEncoder, Packing, TextSample, get_train_dataset
 from energon_lite.core.errors import DatasetFormatError, StateError
 from energon_lite.core.keys import leaves
 from energon_lite.extras.inspect import forecast as module
@@ -343,6 +343,9 @@ def test_tokens_without_an_index_have_only_target_shares(root):
     assert "only shares can be predicted" in text
     assert "target shares of tokens over time" in text
     assert json.loads(json.dumps(found.to_json()))["samples"] is None
+    with pytest.raises(ValueError, match="name a stored index with `lengths` in the blend") as info:
+        plan(path, steps=1, packing=Packing(capacity=100, lengths="tokens"))
+    assert "Omit" not in str(info.value)
     # The run itself knows them, from the encoder.
     dataset = get_train_dataset(path, batch_size=2, task_encoder=Words())
     assert dataset.traits.unit == "tokens"

@@ -7,6 +7,7 @@ import pytest
 from energon_lite import DefaultTaskEncoder
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.extras.inspect.blend_info import metadataset_info
+from energon_lite.extras.inspect.forecast import plan
 from energon_lite.extras.inspect.info import dataset_info
 from energon_lite.extras.inspect.text import info_text
 from energon_lite.extras.lengths.length_index import measure_lengths
@@ -76,6 +77,41 @@ def test_a_config_that_was_named_must_be_there(root):
 class Lengths(DefaultTaskEncoder):
     def sample_length(self, sample):
         return len(sample.text)
+
+
+def test_info_and_plan_count_the_samples_of_subsets(tmp_path):
+    for name, number in (("a", 40), ("b", 10)):
+        text_set(tmp_path / name, number)
+    measure_lengths(tmp_path / "a", Lengths(), num_workers=0)
+    (tmp_path / "c.jsonl").write_text('{"text": "x"}\n' * 20)
+    split_yaml = tmp_path / "a/.nv-meta/split.yaml"
+    split_yaml.write_text(split_yaml.read_text() + "exclude: [shard-000.tar/00003]\n")
+    measure_lengths(tmp_path / "a", Lengths(), num_workers=0)
+    parts = [
+        {"path": "a", "split_part": "train", "subset": {"range": ["0%", "25%"]}},
+        {"path": "b", "split_part": "train", "subset": {"range": [2, "end"]}},
+        {"path": "c.jsonl", "subset": {"range": [3, 8]}},
+    ]
+    nested = [{"path": "b", "split_part": "train"}, {"concat": parts}]
+    splits = {
+        "train": {"blend": [*parts, {"path": "half.yaml", "split_part": "own", "subset": {
+            "range": ["50%", "100%"]}}]},
+        "val": {"concat": parts},
+        "inner": {"blend": nested},
+        "outer": {"concat": [{"blend": parts}, parts[0]]},
+    }  # fmt: skip
+    head = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
+    path = tmp_path / "m.yaml"
+    path.write_text(json.dumps({**head, "splits": splits}))
+    (tmp_path / "half.yaml").write_text(json.dumps({**head, "splits": {"own": parts[1]}}))
+    found = metadataset_info(path)["metadataset"]
+    planned = plan(path, steps=1, batch_size=1).sources
+    assert [row["samples"] for row in found["train"]] == [9, 8, 5, 4]
+    assert [source.size for source in planned] == [9, 8, 5, 4]
+    assert found["train"][0]["tokens"] == sum(len(text_of(i)) for i in range(10) if i != 3)
+    assert all("shares" in row for row in found["train"])
+    assert not any("shares" in row for name in ("val", "outer") for row in found[name])
+    assert ["shares" in row for row in found["inner"]] == [True, False, False, False]
 
 
 def test_a_metadataset_has_shares_schedules_loss_weights_and_tokens(tmp_path):

@@ -31,7 +31,16 @@ from energon_lite.sources.dataset_config import load_factory
 from energon_lite.testing import check_dataset
 
 from ..conftest import write_tar
-from ..helpers import Ranks, assert_same, blend_maker, number_of, prepared, text_set, through_json
+from ..helpers import (
+    Ranks,
+    assert_same,
+    blend_maker,
+    caption_set,
+    number_of,
+    prepared,
+    text_set,
+    through_json,
+)
 
 MEANS = {"short": 400, "long": 4000, **{f"s{i}": 60 * 2**i for i in range(8)}}
 NUM_SAMPLES = 60
@@ -466,3 +475,17 @@ def test_senseless_length_stops_the_run_with_what_it_was(sets, length) -> None:
     loader = get_savable_loader(blend_of(sets, HALVES, Senseless)(ONE))
     with pytest.raises(FatalSampleError, match="return the sample's tokens as an integer"):
         next(iter(loader))
+
+
+def test_bytes_of_pictures_are_no_estimate(tmp_path) -> None:
+    caption_set(tmp_path / "pictures", 30)
+    text_set(tmp_path / "texts", 30)
+
+    class Texts(DefaultTaskEncoder):
+        def sample_length(self, sample: Any) -> int:
+            return 10
+
+    split = "unit: tokens\nblend: [{path: pictures}, {path: texts}]"
+    loader = get_savable_loader(blend_of(tmp_path, split, Texts, batch_size=None)(ONE))
+    found = [source_of(sample) for sample in islice(loader, 40)]
+    assert abs(found.count("pictures") - 20) <= 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -13,8 +14,18 @@ from energon_lite.core.errors import DatasetFormatError
 from energon_lite.extras.lengths.length_index import DEFAULT_NAME
 from energon_lite.formats.known import format_of
 from energon_lite.formats.length_files import read_facts, read_lengths
-from energon_lite.formats.nvmeta import SplitFile, read_info
-from energon_lite.metadataset.nodes import Blend, Leaf, Member, Node, Repetition, leaves, walk
+from energon_lite.formats.prepared_folder import open_part
+from energon_lite.metadataset.nodes import (
+    Blend,
+    Concat,
+    Leaf,
+    Member,
+    Node,
+    Repetition,
+    leaves,
+    walk,
+)
+from energon_lite.metadataset.open import range_of
 from energon_lite.metadataset.read import read_metadataset, split_names
 from energon_lite.order.schedules import Weights
 from energon_lite.storage.local_paths import local_path
@@ -25,7 +36,8 @@ def metadataset_info(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Returns:
         `name`, `path`, and `metadataset`: by split a list of its sources, each with `name`, `path`,
-        `split_part`, and `shards` and `samples` of that part, or an `error`. Where they are known,
+        `split_part`, and `shards` and `samples` (those of its subset) of that part, or an `error`.
+        Where they are known, and sources do not follow each other as in a concat,
         also `shares` (pairs of a draw of the run and the target share from 0 to 1 of the source
         there), `unit` (of which they are shares), `loss_weight` and `tokens`.
 
@@ -42,14 +54,17 @@ def _split_rows(root: Node) -> list[dict[str, Any]]:
     blends = [node for node in walk(root) if isinstance(node, Blend)]
     index = next((node.lengths for node in blends if node.lengths), DEFAULT_NAME)
     unit = "tokens" if any(node.unit == "tokens" for node in blends) else "samples"
-    rows = [[_source(folder, index) for folder in leaf.folders] for leaf in leaves(root)]
+    in_turn = [id(x) for node in walk(root) if isinstance(node, Concat) for x in leaves(node)]
+    rows = [[_source(folder, leaf, index) for folder in leaf.folders] for leaf in leaves(root)]
     # The first dataset of a join has the samples.
     _, weights = _sizes_and_weights(root, iter([own[0].get("samples", 0) for own in rows]))
     if weights is not None:
         places = [0.0, *(x for x in weights.breaks.tolist() if x > 0)]
         with suppress(ValueError):  # all weights are 0 at one of the places
-            for own, shares in zip(rows, weights.at(np.array(places)).T.tolist(), strict=True):
-                own[0] |= {"shares": list(zip(places, shares, strict=True)), "unit": unit}
+            all_shares = weights.at(np.array(places)).T.tolist()
+            for leaf, own, shares in zip(leaves(root), rows, all_shares, strict=True):
+                if id(leaf) not in in_turn:
+                    own[0] |= {"shares": list(zip(places, shares, strict=True)), "unit": unit}
     return [row for own in rows for row in own]
 
 
@@ -77,7 +92,10 @@ def _sizes_and_weights(node: Node, sizes: Iterator[int]) -> tuple[float, Weights
         return total, None
 
 
-def _source(leaf: Leaf, index: str) -> dict[str, Any]:
+def _source(leaf: Leaf, joined: Leaf, index: str) -> dict[str, Any]:
+    """Describes a folder: a leaf, or one dataset of a join, whose subset the first one has."""
+    is_primary = leaf is not joined and leaf is joined.folders[0]
+    subset = (*leaf.subset, *joined.subset) if is_primary else leaf.subset
     found: dict[str, Any] = {
         "name": leaf.source_id,
         "path": str(leaf.path),
@@ -86,18 +104,20 @@ def _source(leaf: Leaf, index: str) -> dict[str, Any]:
     try:
         known = format_of(leaf.path)
         if known.only_part is not None:
-            return {**found, "shards": 1, "samples": known.info(leaf.path)["samples"]}
-        file = SplitFile(leaf.path, read_info(leaf.path), leaf.split_config)
-        part = file.part(leaf.split_part)
+            start, stop = range_of(subset, known.info(leaf.path)["samples"])
+            return {**found, "shards": 1, "samples": stop - start}
+        _, part, _, excluded = open_part(leaf.path, leaf.split_part, leaf.split_config)
+        total = sum(part.counts)
+        first, last = (edge - bisect_left(excluded, edge) for edge in range_of(subset, total))
     except (OSError, DatasetFormatError) as error:
         return {**found, "error": str(error)}
-    found |= {"shards": len(part.shards), "samples": sum(part.counts)}
+    found |= {"shards": len(part.shards), "samples": last - first}
     if leaf.loss_weight != 1:
         found["loss_weight"] = leaf.loss_weight
     facts = read_facts(leaf.path, leaf.split_part, index)
     with suppress(OSError, DatasetFormatError):
         if facts is not None:
-            data, samples = str(facts.get("data")), sum(part.counts)
+            data, samples = str(facts.get("data")), total - len(excluded)
             lengths = read_lengths(leaf.path, leaf.split_part, index, samples, data)
-            found["tokens"] = int(lengths.sum())
+            found["tokens"] = int(lengths[first:last].sum())
     return found
