@@ -116,7 +116,7 @@ class EncodedSample(Sample):
 class DemoTaskEncoder(DefaultTaskEncoder):
     """Takes the bytes of a text as tokens, and packs them; resizes and mirrors the pictures."""
 
-    # A size of one's own: packs of these small sets may hold samples of two epochs, and are full.
+    # A size that is set: packs of these small sets may hold samples of two epochs, and are full.
     packing = Packing(capacity=CAPACITY, buffer_size=256)
 
     @stateless

@@ -230,6 +230,7 @@ class BucketLists(MeasuredLists):
             "batch_size_fn": "function" if self.buckets.batch_size_fn else None,
             "batch_size": self.batch_size,
             "batch_drop_last": self.drop_last,
+            "joins_epochs": self.joins_epochs,
             "seed_offset": self.run_seed,
         }
 

@@ -67,7 +67,8 @@ class PackLists(MeasuredLists):
 
     def own_settings(self) -> dict[str, JSON]:
         """Returns what decides which samples share a pack."""
-        return {**super().own_settings(), **pack_settings(self.packing)}
+        own = {"joins_epochs": self.joins_epochs}
+        return {**super().own_settings(), **pack_settings(self.packing), **own}
 
     def collector(self, stream: Stream, cursor: CollectCursor) -> Collector:
         """Returns what chooses the packs of a stream."""

@@ -67,7 +67,7 @@ def test_a_state_shows_the_very_batches_of_its_run(tmp_path, num_before, nodes):
     after = list(islice(batches, 6))
     settings = saved_settings(states)
     assert settings == {
-        "num_streams": 4, "seed_offset": 3, "packing_buffer_size": 256, "repeat": True,
+        "num_streams": 4, "seed_offset": 3, "repeat": True,
         "max_samples_per_sequence": 30, "parallel_shard_iters": 16, "batch_drop_last": False,
         **SETTINGS, **nodes,
     }  # fmt: skip

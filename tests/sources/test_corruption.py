@@ -281,7 +281,7 @@ def test_shard_corrupted_in_mid_run_costs_its_samples_only(damaged, damage) -> N
     assert sum(loader.num_skipped.values()) == len(missing)
     if damage == "truncated":
         again = in_file_order(damaged)
-        with pytest.raises(ValueError, match="data="):
+        with pytest.raises(ValueError, match="other names or sizes"):
             again.restore_state_rank(state)
 
 

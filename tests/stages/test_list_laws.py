@@ -57,7 +57,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def third(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return texts(tmp_path_factory.mktemp("lists") / "third", 20)
+    return texts(tmp_path_factory.mktemp("lists") / "third", 21)
 
 
 @pytest.fixture(autouse=True)

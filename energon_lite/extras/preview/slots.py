@@ -35,6 +35,9 @@ def saved_settings(states: Sequence[Any]) -> dict[str, Any]:
     Arguments that differ between the sources of the run are omitted.
     """
     stages = [stage for state in states for stage in saved_stages(state)]
+    for stage in stages:
+        if stage.get("joins_epochs") is False:  # a size that is passed would join epochs
+            stage.pop("packing_buffer_size", None)
     same: dict[str, Any] = {}
     for name in _SAVED:
         values = [stage[name] for stage in stages if name in stage]
