@@ -259,7 +259,7 @@ class SampleLoader:
         num_unchecked: samples to come whose fields are compared with their declared types.
     """
 
-    _misfits = LazyFunction("energon_lite.extras.prepare.misfits:misfits")
+    _misfits = LazyFunction("energon_lite.sources.misfits:misfits")
     num_unchecked = _CHECKED
 
     root: PurePath

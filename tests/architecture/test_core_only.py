@@ -15,7 +15,7 @@ from .source_tree import PACKAGE, package_modules
 from .test_sizes import code_lines
 
 # Code lines of the modules that such a run imports; it only falls.
-MAX_CODE_LINES = 21_200
+MAX_CODE_LINES = 20_930
 
 RUN = """
 import json, sys

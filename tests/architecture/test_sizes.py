@@ -15,7 +15,7 @@ MAX_FUNCTION_LINES = 60
 # Code lines (no docstrings, comments, blank lines) of the core, and of what is around it. They only
 # fall: a new feature pays by simplifying what it touches, and a commit that makes one of them
 # smaller lowers its ceiling. To raise one takes a decision record that names what was removed.
-MAX_CODE_LINES = {"core": 22_990, "around": 16_900}
+MAX_CODE_LINES = {"core": 22_850, "around": 15_340}
 
 MODULES = package_modules()
 _NO_CODE = {

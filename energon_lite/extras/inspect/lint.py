@@ -18,7 +18,6 @@ from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, desc
 from energon_lite.core.stream_context import replaying
 from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.extras.prepare.indexing import scan_shard
-from energon_lite.extras.prepare.misfits import misfits
 from energon_lite.extras.prepare.odd_parts import odd_parts
 from energon_lite.extras.prepare.pool import ordered_results
 from energon_lite.formats.field_access import FieldMap
@@ -43,6 +42,7 @@ from energon_lite.formats.tar import BLOCK
 from energon_lite.metadataset.nodes import leaves
 from energon_lite.metadataset.read import is_metadataset, read_metadataset, split_names
 from energon_lite.sources.dataset_config import load_factory
+from energon_lite.sources.misfits import misfits
 from energon_lite.storage.byte_file import NotLocalError
 from energon_lite.storage.files import is_there, size_of
 from energon_lite.storage.local_paths import local_path

@@ -9,9 +9,9 @@ from energon_lite.core.errors import describe
 from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.extras.prepare.index_writer import read_offsets
 from energon_lite.extras.prepare.indexing import ShardResult
-from energon_lite.extras.prepare.misfits import misfits
 from energon_lite.formats.field_access import FieldMap
 from energon_lite.formats.tar import sample_headers
+from energon_lite.sources.misfits import misfits
 from energon_lite.sources.sample_loader import FieldMapMaker, PartFilter, SampleLoader
 from energon_lite.storage import files
 
