@@ -15,7 +15,7 @@ import shutil
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -382,9 +382,10 @@ def test_more_sources_than_open_files(tmp_path, storage, free: int) -> None:
     config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=2)
     loader = get_savable_loader(get_train_dataset(content, batch_size=1, worker_config=config))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + free, hard))
+    # The program of the tests has files open above the lowest free number.
+    used = {int(file.name) for file in Path("/proc/self/fd").iterdir()}
+    limit = list(islice((number for number in count() if number not in used), free))[-1] + 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     try:
         found = Counter(batch.__key__[0] for batch in islice(loader, 2 * 4 * len(names)))
     finally:

@@ -136,7 +136,10 @@ def test_own_state_alone_is_accepted_though_ranks_stand_at_different_steps(texts
 
 @pytest.mark.parametrize(
     ("num_samples", "payload", "words"),
-    [(21, None, "samples=20 where this pipeline has 21"), (20, b"y" * 3000, "data=")],
+    [
+        (21, None, "samples=20 where this pipeline has 21"),
+        (20, b"y" * 3000, "other names or sizes"),
+    ],
 )
 def test_changed_data_are_noticed(tmp_path, num_samples, payload, words) -> None:
     folder = text_set(tmp_path / "texts", 20, num_shards=1)
