@@ -363,7 +363,7 @@ class SampleLoader:
         None where the samples are to be made one by one, each with its error.
         """
         members, data = block.members, block.data
-        if self._one_part is None or type(members) is not OneFileEach:
+        if self.kind is None or type(members) is not OneFileEach:
             return None
         if isinstance(data, memoryview) and len(data) > SMALL_BYTES * len(members):
             return None  # they would be copied twice

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from energon_lite import Sample, TextSample, edataclass
@@ -55,6 +55,7 @@ def source_of(path: Path, **keywords: Any) -> Any:
 
 # "bin" is a part that no decoder changes.
 @given(samples=SAMPLES, size=st.integers(1, 9), part=st.sampled_from(["txt", "bin"]))
+@example(samples=[("", (), b"abc")], size=1, part="bin")  # bytes where text is declared
 @settings(max_examples=30, deadline=None)
 def test_equal_with_any_names_parts_and_texts(samples: list[Any], size: int, part: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
