@@ -90,7 +90,7 @@ dist: $(INSTALLED) ## Build wheel and sdist, install each into an empty environm
 	        && env/bin/python -c 'from energon_lite import get_train_dataset') || exit 1; \
 	done; rm -rf dist/env
 
-check: lint types architecture ## ruff, mypy --strict, layers and sizes
+check: lint types architecture ## ruff, mypy --strict, layers and documents
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -101,6 +101,7 @@ types: $(INSTALLED)
 
 architecture: $(INSTALLED)
 	$(BIN)/python -m pytest tests/architecture -q --benchmark-disable
+	@$(BIN)/python -m tests.architecture.code_size
 
 docs-index: $(INSTALLED) ## Write docs/modules.md from the docstrings
 	$(BIN)/python -m tests.architecture.module_index

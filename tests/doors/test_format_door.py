@@ -27,8 +27,8 @@ from energon_lite.extras.lengths.length_index import LengthFunction, measure_len
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.testing import check_dataset
 
+from ..architecture.code_size import code_lines
 from ..architecture.source_tree import REPO
-from ..architecture.test_sizes import code_lines
 from ..helpers import Ranks, metadataset, text_of, text_set
 from .toy_format import RECORD_BYTES
 

@@ -20,8 +20,8 @@ from energon_lite.storage import byte_file, files
 from energon_lite.storage.local_paths import local_path
 from energon_lite.testing import check_dataset
 
+from ..architecture.code_size import code_lines
 from ..architecture.source_tree import REPO
-from ..architecture.test_sizes import code_lines
 from ..helpers import Ranks, metadataset, text_set
 from .memory_folder import MemoryFile, MemoryFolder
 
