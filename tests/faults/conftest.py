@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from .jobs import JobServer
+from .jobs import Jobs
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobServer]:
-    made = JobServer(tmp_path_factory.mktemp("jobs"))
-    yield made
-    made.close()
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    return Jobs(tmp_path_factory.mktemp("jobs"))

@@ -10,16 +10,13 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..conftest import REPO
+from ..programs import REPO, Program
 
 LIMIT_SEC = 60.0  # for anything that does not hang
 END_SEC = 30.0  # until nothing may be left of a job; the goal on an idle machine is 2
@@ -97,7 +94,23 @@ def unused(names: set[str]) -> set[str]:
     return names - used
 
 
-class Job:
+SCENE = """
+import importlib, json, sys
+from functools import partial
+from tests.faults.jobs import report
+
+module, name, file, args = sys.argv[1:]
+getattr(importlib.import_module(module), name)(partial(report, file), **json.loads(args))
+"""
+
+
+def report(file: str, value: Any) -> None:
+    """Adds a line to the file that the test reads: no pipe, whose ends processes inherit."""
+    with Path(file).open("a") as lines:
+        lines.write(json.dumps(value) + "\n")
+
+
+class Job(Program):
     """A process that runs a scene of `scenes`, or of another module: `module:scene`.
 
     Attributes:
@@ -106,13 +119,17 @@ class Job:
         args: of the scene.
     """
 
-    def __init__(self, server: JobServer, folder: Path, scene: str, args: dict[str, Any]) -> None:
-        folder.mkdir(parents=True)
+    def __init__(self, folder: Path, scene: str, args: dict[str, Any]) -> None:
+        (folder / "tmp").mkdir(parents=True)
         self.folder, self.args = folder, args
-        self._server = server
         self._shared_before = shared_memory()
-        self._exit_code: int | None = None
-        self.pid: int = server.ask({"scene": scene, "folder": str(folder), "args": args})
+        module, name = f"tests.faults.scenes:{scene}".rsplit(":", 2)[-2:]
+        with (folder / "stderr").open("wb") as log:
+            super().__init__(
+                "-c", SCENE, module, name, folder / "report", json.dumps(args), cwd=REPO,
+                env={**os.environ, "TMPDIR": str(folder / "tmp")},
+                stdout=log.fileno(), stderr=log.fileno(),
+            )  # fmt: skip
 
     def reports(self) -> list[Any]:
         """What the job has reported so far."""
@@ -135,12 +152,6 @@ class Job:
         """What the job has printed."""
         file = self.folder / "stderr"
         return file.read_text(errors="replace") if file.exists() else ""
-
-    def exit_code(self) -> int | None:
-        """The exit code as `subprocess` has it; None as long as the job runs."""
-        if self._exit_code is None:
-            self._exit_code = self._server.ask({"wait": self.pid})
-        return self._exit_code
 
     def workers(self) -> list[int]:
         """Processes of the job beside its first."""
@@ -188,45 +199,12 @@ class Job:
         return f"job {self.pid} ({self.folder.name})"
 
 
-class JobServer:
-    """The process that starts jobs, and knows how they ended."""
+class Jobs:
+    """Starts jobs, each with a folder of its own."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._numbers, self._lock = itertools.count(), threading.Lock()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.job_server"],
-            cwd=REPO,
-            env={**os.environ, "PYTHONPATH": str(REPO)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._folder, self._numbers = folder, itertools.count()
 
-    @property
-    def pid(self) -> int:
-        """The process of the server."""
-        return self._process.pid
-
-    def ask(self, request: Any) -> Any:
-        """Returns the server's answer."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with self._lock:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-            return json.loads(self._process.stdout.readline())
-
-    @contextmanager
-    def job(self, scene: str, **args: Any) -> Iterator[Job]:
-        """Runs a scene; with the block ends whatever is left of it."""
-        job = Job(self, self._folder / f"{next(self._numbers)}-{scene}", scene, args)
-        try:
-            yield job
-        finally:
-            job.kill()
-
-    def close(self) -> None:
-        """Ends the server, and the jobs that are left."""
-        with self._process:
-            self._process.terminate()
+    def job(self, scene: str, **args: Any) -> Job:
+        """Runs a scene; with its `with` block ends whatever is left of it."""
+        return Job(self._folder / f"{next(self._numbers)}-{scene}", scene, args)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from .figures import Figures
-from .jobs import Job, JobServer, wait_until
+from .jobs import Job, Jobs, wait_until
 
 pytestmark = pytest.mark.processes
 NUM_TEXTS = 60
@@ -107,13 +107,13 @@ def seconds_to_end(job: Job, end: End, pause_sec: float = 0.0) -> float:
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_every_end_of_a_job_leaves_nothing(server: JobServer, texts: Path, name: str) -> None:
-    with server.job("train", texts=str(texts), **ENDS[name].args) as job:
+def test_every_end_of_a_job_leaves_nothing(jobs: Jobs, texts: Path, name: str) -> None:
+    with jobs.job("train", texts=str(texts), **ENDS[name].args) as job:
         assert seconds_to_end(job, ENDS[name]) < 30
 
 
 @pytest.mark.soak
-def test_three_hundred_ends_at_random(server: JobServer, texts: Path) -> None:
+def test_three_hundred_ends_at_random(jobs: Jobs, texts: Path) -> None:
     # Python imports the user's program, and torch, before a spawned worker does anything of ours.
     rng, figures = random.Random(12), {name: Figures(f"{name}, s to the end") for name in ENDS}
     for trial in range(300):
@@ -124,7 +124,7 @@ def test_three_hundred_ends_at_random(server: JobServer, texts: Path) -> None:
             "num_workers": rng.choice((1, 2, 4)),
             "payload": int(10 ** rng.uniform(3, 7.7)),
         }
-        with server.job("train", texts=str(texts), **args) as job, figures[name].trial(args):
+        with jobs.job("train", texts=str(texts), **args) as job, figures[name].trial(args):
             figures[name].add(seconds_to_end(job, ENDS[name], rng.uniform(0, 0.3)))
     for figure in figures.values():
         figure.check()

@@ -13,7 +13,7 @@ import pytest
 from ..helpers import Ranks
 from .acting import acting, without_pid
 from .figures import Figures
-from .jobs import JobServer, wait_until
+from .jobs import Jobs, wait_until
 from .scenes import digest
 
 pytestmark = pytest.mark.processes
@@ -21,7 +21,7 @@ NUM_TEXTS = 600
 
 
 def assert_unbroken_by_kills(
-    server: JobServer, texts: Path, folder: Path, rng: random.Random, *, kills: int, finite: bool
+    jobs: Jobs, texts: Path, folder: Path, rng: random.Random, *, kills: int, finite: bool
 ) -> None:
     """Kills a job so often, lets it end, and compares all that was given with an unbroken run."""
     given: dict[int, int] = {}
@@ -32,7 +32,7 @@ def assert_unbroken_by_kills(
     while summary is None:
         topology = {"world_size": rng.randint(1, 3), "num_workers": rng.randint(0, 2)}
         seed, number = rng.randrange(1000), rng.randint(1, 40)
-        with server.job("train_ranks", **args, **shape, **topology, seed=seed) as job:
+        with jobs.job("train_ranks", **args, **shape, **topology, seed=seed) as job:
             if kills:
                 wait_until(
                     lambda job=job, number=number: (  # type: ignore[misc]
@@ -58,17 +58,17 @@ def assert_unbroken_by_kills(
 
 @pytest.mark.parametrize("finite", [False, True])
 def test_killed_job_resumes_on_another_topology(
-    server: JobServer, texts: Path, tmp_path: Path, finite: bool
+    jobs: Jobs, texts: Path, tmp_path: Path, finite: bool
 ) -> None:
     rng = random.Random(5 + finite)
-    assert_unbroken_by_kills(server, texts, tmp_path, rng, kills=1, finite=finite)
+    assert_unbroken_by_kills(jobs, texts, tmp_path, rng, kills=1, finite=finite)
 
 
 @pytest.mark.soak
-def test_jobs_killed_fifty_times_at_random(server: JobServer, texts: Path, tmp_path: Path) -> None:
+def test_jobs_killed_fifty_times_at_random(jobs: Jobs, texts: Path, tmp_path: Path) -> None:
     rng, figures = random.Random(12), Figures("whole job killed, resumed on a random topology")
     for number in range(10):
         with figures.trial(number, count=5):
             odd = bool(number % 2)
-            assert_unbroken_by_kills(server, texts, tmp_path, rng, kills=5, finite=odd)
+            assert_unbroken_by_kills(jobs, texts, tmp_path, rng, kills=5, finite=odd)
     figures.check()

@@ -14,7 +14,7 @@ from energon_lite.storage.yaml import dump_yaml
 
 from ..helpers import text_set
 from .figures import Figures
-from .jobs import Job, JobServer, Usage
+from .jobs import Job, Jobs, Usage
 
 pytestmark = [pytest.mark.processes, pytest.mark.soak]
 
@@ -60,7 +60,7 @@ def check(name: str, job: Job, found: list[Usage]) -> None:
     figures.check()
 
 
-def test_memory_of_three_hundred_sources_is_flat(server: JobServer, tmp_path: Path) -> None:
+def test_memory_of_three_hundred_sources_is_flat(jobs: Jobs, tmp_path: Path) -> None:
     parts = [
         {"path": str(text_set(tmp_path / f"texts-{number:03d}", 40)), "weight": 1 + number % 7}
         for number in range(300)
@@ -68,11 +68,11 @@ def test_memory_of_three_hundred_sources_is_flat(server: JobServer, tmp_path: Pa
     head = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
     blend = tmp_path / "blend.yaml"
     blend.write_text(dump_yaml({**head, "splits": {"train": {"blend": parts}}}))
-    with server.job("train_long", path=str(blend), is_packed=False) as job:
+    with jobs.job("train_long", path=str(blend), is_packed=False) as job:
         check("memory: 300 sources x 2 workers", job, usage_over_time(job, NUM_BATCHES, 900))
 
 
-def test_memory_of_a_packed_run_is_flat(server: JobServer, tmp_path: Path) -> None:
+def test_memory_of_a_packed_run_is_flat(jobs: Jobs, tmp_path: Path) -> None:
     path = text_set(tmp_path / "texts", 5000, num_shards=10)
-    with server.job("train_long", path=str(path), is_packed=True) as job:
+    with jobs.job("train_long", path=str(path), is_packed=True) as job:
         check("memory: packed run", job, usage_over_time(job, math.inf, PACKED_SEC))

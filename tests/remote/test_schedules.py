@@ -21,7 +21,7 @@ import pytest
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 
 from ..faults.figures import Figures
-from ..faults.jobs import Job, JobServer, shared_memory, wait_until
+from ..faults.jobs import Job, Jobs, shared_memory, wait_until
 from .conftest import KEY, SECRET, fetchers_of
 from .server import KINDS, Server
 
@@ -38,11 +38,9 @@ Act = Callable[[], Any]
 
 
 @pytest.fixture(scope="module")
-def jobs() -> Iterator[JobServer]:
+def jobs() -> Iterator[Jobs]:
     with tempfile.TemporaryDirectory() as folder:  # a short path: Python's fork server needs one
-        made = JobServer(Path(folder))
-        yield made
-        made.close()
+        yield Jobs(Path(folder))
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +136,7 @@ def signal_fetchers(job: Job, number: signal.Signals) -> None:
             os.kill(process, number)
 
 
-def outcome(seed: int, jobs: JobServer, texts: Path, keys: dict[str, list[list[str]]]) -> str:
+def outcome(seed: int, jobs: Jobs, texts: Path, keys: dict[str, list[list[str]]]) -> str:
     """Runs a schedule; returns how the run ended, or fails."""
     schedule = Schedule(seed)
     shards = sorted((texts / schedule.name).glob("*.tar"))
@@ -195,7 +193,7 @@ def assert_undisturbed(seeds: Iterable[int], *rest: Any) -> None:
     ids=["few", "many"],
 )
 def test_disturbed_runs_have_the_batches_of_others_or_end_with_an_error(
-    jobs: JobServer, texts: Path, expected: dict[str, list[list[str]]], seeds: Iterable[int]
+    jobs: Jobs, texts: Path, expected: dict[str, list[list[str]]], seeds: Iterable[int]
 ) -> None:
     assert_undisturbed(seeds, jobs, texts, expected)
 
@@ -209,7 +207,7 @@ WAYS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("number", [2, pytest.param(500, marks=pytest.mark.soak)])
 def test_programs_start_a_fetcher_and_end_with_it(
-    jobs: JobServer, texts: Path, expected: dict[str, list[list[str]]], number: int
+    jobs: Jobs, texts: Path, expected: dict[str, list[list[str]]], number: int
 ) -> None:
     """The program reads metadata before it starts workers, where a used store would hang."""
     figures = Figures("starts and ends of programs that read remote data, s of a program")

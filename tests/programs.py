@@ -1,0 +1,198 @@
+"""Runs Python programs quickly: a process that has imported torch and the library forks for each.
+
+A program is the main program of its process: it ends as a script does, with Python's exit code,
+traceback and `atexit` functions. It leads a session, by which its processes are found. Tests about
+imports, options of the interpreter, or variables that Python reads as it starts need `subprocess`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+REPO = Path(__file__).resolve().parent.parent
+LIMIT_SEC = 120.0  # for anything that does not hang
+_MAX_BYTES = 1 << 18  # of a request
+_PR_SET_PDEATHSIG = 1
+
+
+def run_program(
+    *argv: object,
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+    timeout: float = LIMIT_SEC,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program to its end, as `subprocess.run` does with `capture_output` and `text`.
+
+    Args:
+        argv: a script and its arguments, or "-c", code and arguments.
+        cwd: its folder; by default that of the test.
+        env: its environment; by default that of the test.
+        timeout: seconds, after which all of its processes are killed.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        with Program(*argv, cwd=cwd, env=env, stdout=out.fileno(), stderr=err.fileno()) as program:
+            code = program.wait(timeout)
+        for file in (out, err):
+            file.seek(0)
+        return subprocess.CompletedProcess(
+            argv, code, *(file.read().decode(errors="replace") for file in (out, err))
+        )
+
+
+class Program:
+    """A program that runs; with the `with` block, its processes are killed.
+
+    Attributes:
+        pid: its process, and its session.
+    """
+
+    def __init__(
+        self,
+        *argv: object,
+        cwd: Path | None = None,
+        env: dict[str, str] | None = None,
+        stdout: int,
+        stderr: int,
+    ) -> None:
+        self._exit_code: int | None = None
+        request = {
+            "argv": [str(word) for word in argv],
+            "cwd": str(cwd or Path.cwd()),
+            "env": dict(os.environ if env is None else env),
+        }
+        self.pid: int = _server.ask(request, stdout, stderr)
+
+    def exit_code(self) -> int | None:
+        """The exit code as `subprocess` has it; None as long as the program runs."""
+        if self._exit_code is None:
+            self._exit_code = _server.ask({"wait": self.pid})
+        return self._exit_code
+
+    def wait(self, timeout: float = LIMIT_SEC) -> int:
+        """Waits for the end, and returns the exit code."""
+        end = time.monotonic() + timeout
+        while (code := self.exit_code()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired(f"program {self.pid}", timeout)
+            time.sleep(0.005)
+        return code
+
+    def kill(self) -> None:
+        """Kills the processes of the program that are left."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        if self.exit_code() is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.wait()
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
+
+
+class _Server:
+    """The process that forks, started for the first program; it ends with that of the tests."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests: socket.socket | None = None
+
+    def ask(self, request: dict[str, Any], *files: int) -> Any:
+        """Sends a request, and returns the answer."""
+        with self._lock:
+            self._requests = self._requests or self._start()
+            socket.send_fds(self._requests, [json.dumps(request).encode()], files)
+            return json.loads(self._requests.recv(_MAX_BYTES))
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", "from tests.programs import serve; exec(serve())"],
+                cwd=REPO, stdin=theirs, stdout=subprocess.DEVNULL, start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )  # fmt: skip
+        return ours
+
+
+_server = _Server()
+
+
+def serve() -> CodeType:
+    """Answers requests, in the server; in the process of a program, returns its code."""
+    for name in ("torch", "energon_lite", "tests.helpers"):
+        importlib.import_module(name)
+    (_,) = Path("/proc/self/task").iterdir()  # a fork would have none of other threads
+    gc.collect()
+    gc.freeze()
+    sys.path[0] = str(REPO)
+    requests, tests = socket.socket(fileno=0), os.getppid()
+    requests.settimeout(1)
+    programs: set[int] = set()
+    while os.getppid() == tests:
+        try:
+            message, files, *_ = socket.recv_fds(requests, _MAX_BYTES, 2)
+        except TimeoutError:
+            continue
+        if not message:
+            break
+        request = json.loads(message)
+        if "wait" in request:
+            pid, status = os.waitpid(request["wait"], os.WNOHANG)
+            programs.discard(pid)
+            answer = os.waitstatus_to_exitcode(status) if pid else None
+        else:
+            answer = os.fork()
+            if answer == 0:
+                requests.detach()
+                return _become(*files, **request)
+            programs.add(answer)
+            for file in files:
+                os.close(file)
+        requests.send(json.dumps(answer).encode())
+    for pid in programs:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+    os._exit(0)
+
+
+def _become(stdout: int, stderr: int, argv: list[str], cwd: str, env: dict[str, str]) -> CodeType:
+    """Makes this process that of a program, and returns its code."""
+    os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    # A shell may have started the tests in the background, where interrupts are ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), stdout, stderr)):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    tempfile.tempdir = None
+    if argv[0] == "-c":
+        _, code, *arguments = argv
+        sys.argv = ["-c", *arguments]
+        sys.path.insert(0, "")
+        return compile(code, "<string>", "exec")
+    script = Path(argv[0]).resolve()
+    sys.argv = argv
+    sys.path.insert(0, str(script.parent))
+    sys.modules["__main__"].__file__ = str(script)
+    return compile(script.read_bytes(), str(script), "exec")
