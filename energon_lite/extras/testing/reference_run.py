@@ -118,7 +118,7 @@ def _copied(item: Any) -> Any:
         raise
 
 
-def first_difference(old: Any, new: Any, path: str = "") -> str | None:
+def first_difference(old: Any, new: Any) -> str | None:
     """Describes where two values first differ; None if they are equal all the way down.
 
     Types must be the same; NaN equals NaN; tensors and arrays are compared by dtype, shape and
@@ -131,33 +131,34 @@ def first_difference(old: Any, new: Any, path: str = "") -> str | None:
     if old is new:
         return None
     if type(old) is not type(new):
-        return f"{path}: {type(old).__name__} {old!r:.80} != {type(new).__name__} {new!r:.80}"
+        return f": {type(old).__name__} {old!r:.80} != {type(new).__name__} {new!r:.80}"
     if isinstance(old, (torch.Tensor, np.ndarray)):
-        return _array_difference(old, new, path)
+        return _array_difference(old, new)
     parts, others = _parts_of(old), _parts_of(new)
     if parts is None or others is None:
         is_same = old == new or (old != old and new != new)
-        return None if is_same else f"{path}: {old!r:.200} != {new!r:.200}"
+        return None if is_same else f": {old!r:.200} != {new!r:.200}"
     if parts.keys() != others.keys():
         if isinstance(old, dict):
-            return f"{path}: keys {[*old]} != {[*new]}"
-        return f"{path}: {len(old)} != {len(new)} entries"
-    found = (first_difference(part, others[name], path + name) for name, part in parts.items())
-    return next((difference for difference in found if difference), None)
+            return f": keys {[*old]} != {[*new]}"
+        return f": {len(old)} != {len(new)} entries"
+    for name, part in parts.items():
+        difference = first_difference(part, others[name])
+        if difference is not None:
+            return _step_to(old, name) + difference
+    return None
 
 
-def _parts_of(value: Any) -> dict[str, Any] | None:
+def _parts_of(value: Any) -> dict[Any, Any] | None:
     """Returns what a value consists of, by name; None for a value whose class defines `==`."""
     if isinstance(value, dict):
-        return {f"[{key!r}]": entry for key, entry in value.items()}
+        return value
     if isinstance(value, (list, tuple)):
-        names = getattr(value, "_fields", None)
-        if names:
-            return {f".{name}": entry for name, entry in zip(names, value, strict=True)}
-        return {f"[{i}]": entry for i, entry in enumerate(value)}
+        return dict(enumerate(value))
     if dataclasses.is_dataclass(value):
-        return {f".{f.name}": getattr(value, f.name) for f in dataclasses.fields(value)}
-    if any("__eq__" in vars(kind) for kind in type(value).__mro__[:-1]):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    equal: Any = type(value).__eq__
+    if equal is not object.__eq__:
         return None
     # What pickle would make it of: each copy has its own locks and open files.
     reduced: Any = value.__reduce_ex__(4)
@@ -165,14 +166,23 @@ def _parts_of(value: Any) -> dict[str, Any] | None:
     return {"": reduced[2] if is_plain else reduced}
 
 
-def _array_difference(old: Any, new: Any, path: str) -> str | None:
+def _step_to(value: Any, name: Any) -> str:
+    """Returns how Python writes a part of a value."""
+    fields = getattr(value, "_fields", None)
+    if isinstance(value, tuple) and fields:
+        return f".{fields[name]}"
+    if isinstance(value, (dict, list, tuple)):
+        return f"[{name!r}]"
+    return f".{name}" if name else ""
+
+
+def _array_difference(old: Any, new: Any) -> str | None:
     if old.dtype != new.dtype or old.shape != new.shape:
-        shapes = f"{old.dtype} {tuple(old.shape)} != {new.dtype} {tuple(new.shape)}"
-        return f"{path}: {shapes}"
+        return f": {old.dtype} {tuple(old.shape)} != {new.dtype} {tuple(new.shape)}"
     if old.dtype == object:
-        return first_difference(old.tolist(), new.tolist(), path)
+        return first_difference(old.tolist(), new.tolist())
     different = np.asarray((old != new) & ~((old != old) & (new != new)))
     if not different.any():
         return None
     place = tuple(int(i) for i in np.argwhere(different)[0])
-    return f"{path}[{', '.join(map(str, place))}]: {old[place]!r} != {new[place]!r}"
+    return f"[{', '.join(map(str, place))}]: {old[place]!r} != {new[place]!r}"
