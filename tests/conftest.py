@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import io
 import os
 import shutil
@@ -28,7 +29,7 @@ REPO = Path(__file__).resolve().parent.parent
 torch.set_num_threads(1)
 sys.dont_write_bytecode = False
 # `make test` runs few examples of each property, other ones each time; `make soak` runs thousands.
-MAX_EXAMPLES = 25
+MAX_EXAMPLES = 10
 settings.register_profile(
     "default",
     deadline=None,
@@ -54,6 +55,11 @@ FIRST = ("tests/packing/test_compiled.py", "tests/remote/test_schedules.py")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the tests of `FIRST` before all others."""
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
+
+
+def pytest_collection_finish() -> None:
+    """Spares each garbage collection what lives as long as the process: modules and tests."""
+    gc.freeze()
 
 
 def write_tar(path: Path, members: list[tuple[str, bytes]]) -> None:

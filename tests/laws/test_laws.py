@@ -669,10 +669,10 @@ def _no_collections(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_dataset_keeps_all_laws(case: Case, number: int, root: Path) -> None:
-    # Two streams for every third case of a kind, and fewer items for what are only other settings;
+    # Two streams for every eighth case of a kind, and fewer items for what are only other settings;
     # `make soak` has more streams, and more items.
     items = 6 if number < 6 else 4
-    check_dataset(case(root), num_streams=(1 if number % 3 else 2,), max_items=items)
+    check_dataset(case(root), num_streams=(1 if number % 8 else 2,), max_items=items)
 
 
 @pytest.mark.soak

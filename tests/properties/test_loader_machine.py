@@ -174,6 +174,6 @@ class FiniteRun(RuleBasedStateMachine):
 
 
 TestEndlessRun = EndlessRun.TestCase
-TestEndlessRun.settings = examples(8, stateful_step_count=15)
+TestEndlessRun.settings = examples(4, stateful_step_count=15)
 TestFiniteRun = FiniteRun.TestCase
-TestFiniteRun.settings = examples(8, stateful_step_count=15)
+TestFiniteRun.settings = examples(4, stateful_step_count=15)

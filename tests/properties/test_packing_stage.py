@@ -142,7 +142,7 @@ def expected_tokens(encoder: Encoder) -> Counter[int]:
     return found
 
 
-@examples(10)
+@examples(5)
 @given(encoder=encoders(), batch_size=st.integers(1, 3), num_streams=st.integers(1, 5))
 def test_pass_has_each_token_that_its_policy_keeps_once(
     root, encoder, batch_size, num_streams

@@ -15,7 +15,7 @@ NUM_TEXTS = 20
 
 
 @given(data=st.data())
-@examples(10)
+@examples(5)
 def test_no_for_loop_is_empty_and_training_passes_follow_each_other(texts, data) -> None:
     """Whether a `for` takes fewer batches than there are, as many or all, and where it resumes."""
     is_training = data.draw(st.booleans())
