@@ -145,18 +145,18 @@ def test_resumed_run_is_the_unbroken_one_bit_by_bit(root, case: Case, num_stream
     def make(config: WorkerConfig) -> SavableDataset[Any]:
         return case.dataset(root, case.made(noisy=True), config)
 
-    expected = Ranks(make, 1, num_streams=num_streams).slots(60)
+    expected = Ranks(make, 1, num_streams=num_streams).slots(40)
     found: dict[int, Any] = {}
     run = Ranks(make, 1, num_streams=num_streams)
-    for world_size, number in ((1, 0), (2, 1), (1, 6), (2, 9), (4, 12)):
+    for world_size, number in ((1, 0), (2, 1), (1, 5), (4, 9)):
         # Where ranks must be in one cycle, runs stop after whole cycles and on ranks that divide S.
         whole = num_streams if case.in_step else len(run.loaders)
         part = run.slots(number - number % whole)
         assert not part.keys() & found.keys()
         found.update(part)
         run = Ranks(make, 1 if case.in_step and num_streams == 1 else world_size, states=run.save())
-    found.update(run.slots(16))
-    assert len(found) > 30
+    found.update(run.slots(12))
+    assert len(found) > 20
     assert_same(found, {slot: expected[slot] for slot in found})
 
 
@@ -182,7 +182,7 @@ def test_finite_pass_resumed_anywhere_yields_the_rest(root, case: Case) -> None:
     ("case", "start_method"),
     [
         # Processes know no kind of list; `make soak` has all.
-        pytest.param(case, method, marks=() if method == "fork" and not i % 4 else pytest.mark.soak)
+        pytest.param(case, method, marks=() if method == "fork" and not i % 8 else pytest.mark.soak)
         for method in ("fork", "spawn")
         for i, case in enumerate(CASES)
     ],
@@ -219,7 +219,7 @@ def test_restoring_reads_nothing_and_then_only_what_leaves(root, case: Case) -> 
 
 
 @each_case
-@pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.soak)])
 def test_corrupt_state_is_refused_and_changes_nothing(root, case: Case, step: int) -> None:
     dataset = case.dataset(root)
     run = stream_run(dataset)
@@ -228,7 +228,7 @@ def test_corrupt_state_is_refused_and_changes_nothing(root, case: Case, step: in
         next(run)
     state = state_of(run)
     num_refused = 0
-    # Half of them, other ones for each case; `make soak` has all.
+    # A quarter of them, other ones for each case; `make soak` has all.
     start = CASES.index(case) % step
     for where, broken in islice(corrupt_states(state["inner"]), start, None, step):
         again = stream_run(dataset)
@@ -248,7 +248,7 @@ def test_corrupt_state_is_refused_and_changes_nothing(root, case: Case, step: in
             continue
         # What stands in no relation to the rest of a state cannot be told from what was saved.
         assert made or where
-    assert num_refused >= 6
+    assert num_refused >= 3
 
 
 @each_case
