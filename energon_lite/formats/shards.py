@@ -22,9 +22,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from energon_lite.core.arrays import Int64Array, UInt8Array
+from energon_lite.core.arrays import Int64Array, UInt8Array, keep_freed_memory
 from energon_lite.core.errors import DatasetFormatError, FatalSampleError, Ignored, pass_on
-from energon_lite.formats.large_files import LARGE_BYTES, FileContents, read_files
 from energon_lite.formats.nvmeta import INFO_JSON, META, index_path, read_index, reindex
 from energon_lite.formats.sqlite import INDEX_SQLITE, IndexDatabase
 from energon_lite.formats.stored_offsets import StoredOffsets
@@ -42,13 +41,14 @@ from energon_lite.storage.ranges import (
 
 logger = logging.getLogger(__name__)
 
-BlockBytes = memoryview | FileContents
 K = TypeVar("K")
 T = TypeVar("T")
 
 # A block is cut where its samples reach this size, so that a look-ahead is bounded in bytes too.
 MAX_BLOCK_BYTES = 1 << 22
 MAX_OPEN = 128
+# malloc maps larger pieces, and unmaps them when they are freed: each 4 KiB is a page fault again.
+_LARGE_BYTES = 128 << 10
 # For how many blocks storage counts as slow after one that was not in the page cache.
 SLOW_BLOCKS = 64
 # For so long samples are tried one by one, once each, after the first that cannot be read.
@@ -185,7 +185,7 @@ class Block(NamedTuple):
         places: for each sample its number in the shard.
     """
 
-    data: BlockBytes
+    data: memoryview
     members: Sequence[Any]
     shards: list[str]
     places: list[int]
@@ -275,7 +275,6 @@ class RangeReader(BlockReader):
         self._open: dict[int, OpenShard] = {}  # the one that was used last is the last one
         self._most_open = MAX_OPEN
         self._slow_blocks = 0  # to be read until storage counts as quick again
-        self._no_large = 0  # to be read until large files are tried to be read one by one
         # Of each shard that was opened and is whole, to notice another file: size, sum of offsets,
         # and the file whose first key was compared with the index.
         self._seen: dict[int, tuple[int, int, Hashable]] = {}
@@ -341,39 +340,11 @@ class RangeReader(BlockReader):
         for rows in _cut_in_blocks(all_rows, max_bytes):
             if len(buffer) > 2 * max_bytes:  # of one long sample
                 buffer = NO_BUFFER
-            block = None if lost else self._large_files(rows)
-            if block is None:
-                buffer, shifts = self._read_runs(rows, max_gap, lost, buffer)
-                block = self._block(buffer, rows, shifts, lost)
+            if (rows.stops - rows.starts).sum() > _LARGE_BYTES * len(rows.order):
+                keep_freed_memory()
+            buffer, shifts = self._read_runs(rows, max_gap, lost, buffer)
             self.close_files()
-            yield block
-            del block  # its files have separate memory
-
-    def _large_files(self, rows: Rows) -> Block | None:
-        """Reads samples of large files file by file, each into separate memory.
-
-        Returns:
-            None where long ranges are to be read: if something is not in the page cache, or fails;
-            or is not plain or not large, and then the next blocks are not tried.
-        """
-        if (rows.stops - rows.starts).sum() < LARGE_BYTES * len(rows.order):
-            return None
-        self._no_large = max(0, self._no_large - 1)
-        if self._no_large:
-            return None
-        rows = rows.taken(np.argsort(rows.order))
-        numbers = rows.shards.tolist()
-        try:
-            opened = {number: self.file(number) for number in set(numbers)}
-            found = read_files([opened[number] for number in numbers], rows.starts, rows.stops)
-        except (OSError, DatasetFormatError) as error:
-            pass_on(error)
-            return None  # reading a range reports what is wrong, and waits if it has to
-        self._slow_blocks = max(0, self._slow_blocks - 1)
-        if found is None:
-            self._no_large = SLOW_BLOCKS
-            return None
-        return Block(*found, self._names_of(rows.shards), rows.places.tolist())
+            yield self._block(buffer, rows, shifts, lost)
 
     def _names_of(self, shards: Int64Array) -> list[str]:
         if self._names is None:

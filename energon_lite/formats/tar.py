@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import PurePath
 from struct import Struct
@@ -410,7 +410,7 @@ def block_members(
         `OneFileEach`.
     """
     blocks = buffer.reshape(-1, BLOCK)
-    found, is_whole = plain_members(starts, stops, lambda _, pos: (blocks, pos // BLOCK))
+    found, is_whole = _plain_members(blocks, starts, stops)
     for i in np.flatnonzero(~is_whole).tolist():
         try:
             base = int(bases[i])
@@ -421,19 +421,15 @@ def block_members(
     return found
 
 
-def plain_members(
-    starts: Int64Array,
-    stops: Int64Array,
-    blocks_at: Callable[[Int64Array, Int64Array], tuple[UInt8Array, Int64Array]],
+def _plain_members(
+    blocks: UInt8Array, starts: Int64Array, stops: Int64Array
 ) -> tuple[Any, BoolArray]:
     """Finds the regular files of the samples that have plain headers only; see `block_members`.
 
     Args:
+        blocks: the buffer, shape (M, 512).
         starts: shape (N,), where each sample begins.
         stops: shape (N,), where each ends.
-        blocks_at: is called with the numbers of samples, and with the place of a header in each,
-            both (K,). Returns bytes in blocks, shape (M, 512), and the row of each header there;
-            if a header is not the last row, the block after it is the next row.
 
     Returns:
         For each sample its members, as a list or as `OneFileEach`; and whether they are all that
@@ -444,7 +440,7 @@ def plain_members(
     active = np.flatnonzero((starts % BLOCK == 0) & (stops > starts))
     pos = starts[active]
     while len(active):
-        blocks, at = blocks_at(active, pos)
+        at = pos // BLOCK
         heads = blocks[at]
         names, sizes, is_plain = _plain_headers(heads)
         is_time = heads[:, 156] == ord("x")

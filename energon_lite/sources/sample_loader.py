@@ -25,9 +25,8 @@ from energon_lite.core.user_function import UserFunction
 from energon_lite.decoding.images import UNDECODED
 from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.formats.field_access import FieldMap, is_reserved
-from energon_lite.formats.large_files import FileContents
 from energon_lite.formats.nvmeta import META
-from energon_lite.formats.shards import Block, BlockBytes
+from energon_lite.formats.shards import Block
 from energon_lite.formats.tar import OneFileEach, TarError, key_of_members, split_name
 from energon_lite.names.energon_modules import LazyFunction
 from energon_lite.storage import files
@@ -297,7 +296,7 @@ class SampleLoader:
         return {**self.__dict__, "_plans": {}, "num_unchecked": _CHECKED}
 
     def __call__(
-        self, data: BlockBytes, members: Any, shard: str, place: int, key: RestoreKey
+        self, data: memoryview, members: Any, shard: str, place: int, key: RestoreKey
     ) -> Any:
         """Makes one sample of a block; see `formats.shards.Block`.
 
@@ -365,7 +364,7 @@ class SampleLoader:
         members, data = block.members, block.data
         if self.kind is None or type(members) is not OneFileEach:
             return None
-        if isinstance(data, memoryview) and len(data) > SMALL_BYTES * len(members):
+        if len(data) > SMALL_BYTES * len(members):
             return None  # they would be copied twice
         names = members.names
         part = self._one_part or (split_name(names[0]) or ("", ""))[1]
@@ -377,12 +376,8 @@ class SampleLoader:
         is_plain = len(keys) == len(names) and not rest and "/" not in joined and all(keys)
         if not is_plain or joined.count(".") != len(names) * end.count("."):
             return None
-        values: list[Any]
-        if isinstance(data, FileContents):
-            values = data.contents
-        else:
-            raw = data.tobytes()
-            values = [raw[a:b] for a, b in zip(members.starts, members.stops, strict=True)]
+        raw = data.tobytes()
+        values: list[Any] = [raw[a:b] for a, b in zip(members.starts, members.stops, strict=True)]
         try:
             values = [*map(bytes.decode, values)] if is_text else values
         except UnicodeDecodeError:
@@ -429,8 +424,7 @@ class SampleLoader:
                 if is_read:
                     is_text = part.rpartition(".")[2] in _TEXT_EXTENSIONS
                     total += last - first if is_text else math.nan
-        size = block.data.nbytes if isinstance(block.data, memoryview) else total
-        return total / size if total else math.nan
+        return total / block.data.nbytes if total else math.nan
 
     def place_of(self, members: Any, shard: str, place: int) -> str:
         """Names a sample in errors."""
@@ -440,7 +434,7 @@ class SampleLoader:
         name = repr(sample_key) if sample_key else f"number {place}"
         return f"{self.root / shard}, sample {name}"
 
-    def _parts(self, data: BlockBytes, members: Any) -> tuple[str, dict[str, Any], tuple[str, ...]]:
+    def _parts(self, data: memoryview, members: Any) -> tuple[str, dict[str, Any], tuple[str, ...]]:
         """Returns the key of a sample, its decoded parts, and the names of their files."""
         if isinstance(members, Exception):
             raise copy.copy(members) from members  # one error may stand for all samples of a shard

@@ -33,7 +33,6 @@ from energon_lite.formats.shards import (
     MAX_BLOCK_BYTES,
     MAX_OPEN,
     Block,
-    BlockBytes,
     BlockReader,
     ShardReader,
 )
@@ -116,7 +115,7 @@ def prepared_index(
 class JoinColumn(NamedTuple):
     """The samples of one dataset in a block; a missing match is None in `members`."""
 
-    data: BlockBytes
+    data: memoryview
     members: list[Any]
     shards: list[str]
     places: list[int]

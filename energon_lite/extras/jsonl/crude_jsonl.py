@@ -10,7 +10,6 @@ import numpy as np
 
 from energon_lite.core.errors import DecodingError
 from energon_lite.extras.jsonl.jsonl import JsonlFormat
-from energon_lite.formats.shards import BlockBytes
 from energon_lite.sources.crude_file import CrudeFileFactory, CrudeFileLoader
 from energon_lite.storage.local_paths import local_path
 
@@ -18,7 +17,7 @@ from energon_lite.storage.local_paths import local_path
 class LineLoader(CrudeFileLoader):
     """Makes crude samples of lines, which must be JSON objects."""
 
-    def _parts(self, data: BlockBytes, members: Any) -> tuple[str, dict[str, Any], tuple[str, ...]]:
+    def _parts(self, data: memoryview, members: Any) -> tuple[str, dict[str, Any], tuple[str, ...]]:
         """Returns key, value and file name of a line."""
         key, values, names = super()._parts(data, members)
         value = values.get("json", {})
