@@ -5,31 +5,23 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from energon_lite import WorkerConfig, get_savable_loader
-from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import StreamRun
-from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
-from energon_lite.core.user_function import UserFunction
 from energon_lite.formats import shards
-from energon_lite.formats.shards import Block, BlockReader, ShardReader
+from energon_lite.formats.shards import ShardReader
 from energon_lite.sources import reading
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.sources.reading import ReadCursor
-from energon_lite.sources.refs import RefOrder, Refs
 from energon_lite.stages.blend import BlendDataset
 from energon_lite.storage import local
 from energon_lite.storage.local import CACHED_ONLY
 
-from ..conftest import examples, write_tar
+from ..conftest import write_tar
 from ..helpers import prepared, text_set, train
 
 pytestmark = pytest.mark.skipif(not CACHED_ONLY, reason="the system takes no advice")
@@ -40,91 +32,6 @@ def keys_of(folder: Path, **settings: Any) -> list[str]:
     config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1)
     dataset = train(folder, batch_size=1, repeat=False, **settings)(config)
     return [key for batch in get_savable_loader(dataset) for key in batch.__key__]
-
-
-class Numbers(BlockReader):
-    """Reads blocks of seven numbers, and records what is asked for."""
-
-    def __init__(self, slow_from: int, slow_to: int) -> None:
-        self.slow = range(slow_from, slow_to)
-        self.num_read = 0
-        self.advised: list[int] = []
-        self.too_late = self.furthest = 0
-
-    @property
-    def is_slow(self) -> bool:
-        return self.num_read in self.slow
-
-    def advise(self, indices: Int64Array) -> None:
-        assert len(indices)
-        self.advised += indices.tolist()
-        self.furthest = max(self.furthest, self.advised[-1] + 1 - self.num_read)
-        self.too_late += int((indices < self.num_read).sum())
-
-    def read(self, indices: Int64Array, max_bytes: int = 0) -> Block:
-        self.num_read += len(indices[:7])
-        return Block(memoryview(b""), indices[:7].tolist(), [""] * 7, [0] * 7)
-
-
-class Counting(RefOrder):
-    """The order 0, 1, 2, ..., up to an end, of one source."""
-
-    def __init__(self, reader: Numbers, stop: int, mean_bytes: float) -> None:
-        source = SimpleNamespace(
-            name="numbers", reader=reader, loader=Member(), function=UserFunction(len, name="load")
-        )
-        self.sources, self.mean_bytes, self.stream = (source,), mean_bytes, Stream(0, 1)
-        self.position, self.stop = 0, stop
-
-    def ahead(self, n: int) -> Refs:
-        indices = np.arange(self.position, max(self.position, min(self.stop, self.position + n)))
-        return Refs(np.zeros_like(indices), indices, indices)
-
-    def pass_over(self, n: int) -> None:
-        self.position += n
-
-    def snapshot(self) -> Snapshot:
-        raise NotImplementedError
-
-    def restore(self, snapshot: Snapshot) -> None:
-        raise NotImplementedError
-
-
-class Member:
-    """Returns the one member of a sample."""
-
-    kind = None
-
-    def together(self, block: Block) -> None:
-        return None
-
-    def __call__(self, data: Any, members: Any, shard: str, place: int, key: Any) -> Any:
-        assert members == key[1] == key[2]
-        return members
-
-
-@examples(100)
-@given(
-    total=st.integers(1, 500),
-    mean_bytes=st.sampled_from([1, 1 << 17, 1 << 20, 1 << 30]),
-    slow=st.tuples(st.integers(0, 500), st.integers(0, 500)),
-    most=st.sampled_from([0, 1, 5 << 17, 20 << 20]),
-)
-def test_samples_are_asked_for_once_each_before_they_are_read(
-    total: int, mean_bytes: int, slow: tuple[int, int], most: int
-) -> None:
-    reader = Numbers(*sorted(slow))
-    reader.ahead_bytes = most
-    order = Counting(reader, total, mean_bytes)
-    assert [*ReadCursor(order, order.stream)] == list(range(total))
-    assert reader.advised == sorted(set(reader.advised))
-    assert reader.too_late == 0
-    if most:
-        assert reader.furthest <= max(1, most // mean_bytes)
-    if slow == (0, 500) and total > 107:
-        assert reader.advised[-1] == total - 1
-    if not len(reader.slow):
-        assert reader.advised == []
 
 
 @pytest.fixture
@@ -197,29 +104,6 @@ def test_a_blend_on_slow_storage_stands_where_it_stands_on_quick_storage(
     monkeypatch.setattr(ShardReader, "is_slow", property(lambda reader: True))
     assert places() == expected
     assert len(expected) == 1800
-
-
-@pytest.mark.parametrize("harm", ["empty", "cut", "refused"])
-def test_what_cannot_be_asked_for_is_lost_only_if_it_cannot_be_read(
-    tmp_path: Path, advice: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch, harm: str
-) -> None:
-    folder = text_set(tmp_path / "set", 60, 3)
-    shard = folder / "shard-001.tar"
-    if harm == "empty":
-        os.truncate(shard, 0)
-    elif harm == "cut":
-        os.truncate(shard, 10 * 1024)
-    else:
-
-        def refuse(*arguments: Any) -> None:
-            raise OSError(22, "Invalid argument")
-
-        monkeypatch.setattr(os, "posix_fadvise", refuse)
-    monkeypatch.setattr("energon_lite.storage.patience.sleep", lambda seconds: None)
-    keys = keys_of(folder)
-    monkeypatch.setattr(ShardReader, "is_slow", property(lambda reader: False))
-    assert keys == keys_of(folder)
-    assert len(keys) == {"empty": 40, "cut": 50, "refused": 60}[harm]
 
 
 @pytest.mark.parametrize("answer", ["cached", errno.EAGAIN, errno.EOPNOTSUPP, "part"])

@@ -151,16 +151,6 @@ def test_decoder_of_webdataset_in_a_subclass_decodes_and_the_run_resumes(chats, 
     assert_same(list(resumed), samples[2:])
 
 
-def test_worker_processes_use_the_decoder_too(chats) -> None:
-    name_class(chats, ChatWebdataset, "field_map: {imgs: jpgs, conversation: json}\n")
-    config = WorkerConfig(rank=0, world_size=1, num_workers=1)
-    dataset = get_train_dataset(chats, worker_config=config, batch_size=2, repeat=False)
-    batches = list(get_savable_loader(dataset))
-    assert sorted(key for batch in batches for key in batch.__key__) == [
-        f"{i:03d}" for i in range(6)
-    ]
-
-
 def test_auto_decode_false_leaves_bytes(chats) -> None:
     factory = ChatWebdataset(
         chats, auto_decode=False, field_map={"imgs": "jpgs", "conversation": "json"}
@@ -282,38 +272,3 @@ def test_override_that_would_not_be_called_is_refused_by_name(tmp_path, cls, tex
     name_class(folder, cls, "field_map: {text: txt}\n")
     with pytest.raises(DatasetFormatError, match=text):
         load_factory(folder)
-
-
-def test_sources_with_the_same_settings_share_them_and_those_with_others_do_not(tmp_path):
-    def source(name: str, field_map: Any, **settings: Any) -> Any:
-        root = text_set(tmp_path / name, 6)
-        made: Any = StandardWebdatasetFactory(
-            root, sample_type=TextSample, field_map=field_map, **settings
-        )
-        return made.build()
-
-    one = source("a", {"text": "txt"}, subflavors={"of": ["x"]})
-    same = source("b", {"text": "txt"}, subflavors={"of": ["x"]})
-    other = source("c", {"text": ["txt"]}, subflavors={"of": ["y"]})
-    assert same.settings is one.settings
-    assert same.loader.subflavors is not one.loader.subflavors  # samples may change theirs
-    assert other.settings != one.settings
-    assert other.settings["subflavors"] == {"of": ["y"]}
-    again = pickle.loads(pickle.dumps([one, same]))
-    assert [source.config() for source in again] == [one.config(), same.config()]
-    assert [next(iter(source)).text for source in again] == [
-        next(iter(s)).text for s in (one, same)
-    ]
-    with pytest.raises(DatasetFormatError, match=r"field_map\.text"):
-        source("d", {"text": 3})
-
-
-def test_sources_with_equal_field_maps_share_what_makes_samples(tmp_path) -> None:
-    texts = [text_set(tmp_path / name, NUM_TEXTS) for name in "ab"]
-    factories = [load_factory(path) for path in texts]
-    other = StandardWebdatasetFactory(texts[0], sample_type=TextSample, field_map={"text": "text"})
-    makers: list[Any] = [factory._maker for factory in (*factories, other)]
-    assert makers[0] is makers[1]
-    assert makers[0] is not makers[2]
-    with pytest.raises(DatasetFormatError, match="no field 'txet'"):
-        StandardWebdatasetFactory(texts[0], sample_type=TextSample, field_map={"txet": "txt"})

@@ -1,4 +1,4 @@
-"""Samples of several sources that are decoded together equal those that are read by source."""
+"""Samples that are decoded together equal those that are made one by one, by source."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from energon_lite import WorkerConfig, get_savable_loader
@@ -19,23 +18,24 @@ from energon_lite.core.dataset import StreamRun
 from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.formats import many_readers
-from energon_lite.order import permutation, source_order
 from energon_lite.sources import reading
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.reading import ReadCursor
-from energon_lite.sources.refs import OrderAhead
+from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.stages.batching import BatchLists
 from energon_lite.stages.blend import BlendDataset
 from energon_lite.storage.local import CACHED_ONLY, LocalFile
 
 from ..conftest import write_tar
-from ..helpers import caption_set, prepared, text_set, through_json, train
+from ..helpers import prepared, text_set, through_json, train
 
-TEXTS = st.sampled_from([b"", b"abc", b"abc", "zwölf".encode(), b"\xff\xfe", b"x" * 3000])
+TEXTS = st.sampled_from(
+    [b"", b"abc", b"abc", "zwölf".encode(), b"\xff\xfe", b"x" * 3000, b"y" * 40_000]
+)
 # Of one source: the folder in the names of its samples, another part beside the text, and texts.
 SOURCES = st.tuples(
-    st.sampled_from(["", "", "", "a/"]),
-    st.sampled_from([(), (), (), ("jpg",)]),
+    st.sampled_from(["", "", "", "a/", "a.b/"]),
+    st.sampled_from([(), (), (), ("jpg",), ("seg.txt",)]),
     st.lists(TEXTS, min_size=1, max_size=30),
 )
 
@@ -61,19 +61,22 @@ def run_of(blend: Any, size: int) -> StreamRun[Any]:
 def alone(blend: Any, num: int, size: int) -> list[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ReadCursor, "_is_for_all", lambda self, source: False)
+        patch.setattr(SampleLoader, "together", lambda self, block: None)
         run = run_of(blend, size)
         return [*lists_of(run, num), run.context.take_records()]
 
 
 @given(
-    sources=st.lists(SOURCES, min_size=2, max_size=5),
+    sources=st.lists(SOURCES, min_size=1, max_size=5),
+    part=st.sampled_from(["txt", "bin"]),  # one that no decoder changes
     size=st.integers(1, 50),
     repeat=st.booleans(),
     first=st.integers(0, 12),
 )
-@settings(max_examples=5, deadline=None)
+@example([("", (), [b"abc"])], "bin", 1, True, 0)  # bytes where text is declared
+@settings(max_examples=15, deadline=None)
 def test_equal_to_sources_that_are_read_alone_and_after_a_resume(
-    sources: list[Any], size: int, repeat: bool, first: int
+    sources: list[Any], part: str, size: int, repeat: bool, first: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         parts = []
@@ -81,12 +84,12 @@ def test_equal_to_sources_that_are_read_alone_and_after_a_resume(
             root = Path(folder) / f"set{number}"
             root.mkdir()
             members = [
-                (f"{lead}{number}{i:03d}.{part}", text)
+                (f"{lead}{number}{i:03d}.{name}", text)
                 for i, text in enumerate([b"whole", *texts])
-                for part in (*others, "txt")
+                for name in (*others, part)
             ]
             write_tar(root / "a.tar", members)
-            source = source_of(prepared(root, "TextSample", {"text": "txt"}), repeat=repeat)
+            source = source_of(prepared(root, "TextSample", {"text": part}), repeat=repeat)
             parts.append((source, 1.0 + number))
         blend = BlendDataset(*parts)
         expected = alone(blend, 25, size)
@@ -98,15 +101,6 @@ def test_equal_to_sources_that_are_read_alone_and_after_a_resume(
         # Draws of sources that have ended are passed over earlier or later: states may differ.
         rest = expected[min(first, len(expected) - 1) : -1]
         assert [row[:2] for row in lists_of(resumed, 25 - first)] == [row[:2] for row in rest]
-
-
-def test_pictures_and_texts_in_one_blend(tmp_path) -> None:
-    texts = [source_of(text_set(tmp_path / name, 50)) for name in "ab"]
-    pictures = source_of(caption_set(tmp_path / "pictures", 20))
-    blend = BlendDataset((texts[0], 3.0), (pictures, 1.0), (texts[1], 2.0))
-    expected = alone(blend, 40, 8)
-    found = lists_of(run_of(blend, 8), 40)
-    assert [row[1:] for row in found] == [row[1:] for row in expected[:-1]]
 
 
 @pytest.mark.parametrize(
@@ -154,25 +148,6 @@ def test_a_source_that_is_drawn_late_has_its_subflavors(tmp_path) -> None:
     names = [key[0] for row in expected[:-1] for key in row[1][2:]]
     assert 32 <= names.index("b/train") < 160  # the first two reads
     assert [row[:2] for row in lists_of(run_of(blend, 8), 40)] == [row[:2] for row in expected[:-1]]
-
-
-def test_a_read_that_is_interrupted_is_done_again(tmp_path, monkeypatch) -> None:
-    source = source_of(text_set(tmp_path, 300), repeat=False)
-    whole = [run.key for run in [StreamRun(source, Stream(0, 1))] for _ in run]
-    read_on, reads = reading._Part.read_on, iter(range(100))
-
-    def interrupted(part: Any) -> None:
-        if next(reads) == 1:
-            part._blocks.close()
-            raise KeyboardInterrupt
-        read_on(part)
-
-    monkeypatch.setattr(reading._Part, "read_on", interrupted)
-    run, keys = StreamRun(source, Stream(0, 1)), []
-    with pytest.raises(KeyboardInterrupt):
-        keys.extend(run.key for _ in run)
-    keys.extend(run.key for _ in run)
-    assert keys == whole
 
 
 def test_a_sample_that_cannot_be_read_uses_its_draw_up(tmp_path) -> None:
@@ -245,50 +220,7 @@ def test_slow_storage_is_asked_for_samples_before_they_are_read(
     assert sum(reads[reads.index(True) :]) > 0.8 * len(reads[reads.index(True) :])
 
 
-@given(
-    most=st.integers(1, 200),
-    first=st.sampled_from([0, 100, 30_000, 1 << 31, 1 << 40]),
-    calls=st.lists(st.tuples(st.integers(-3, 30), st.integers(0, 40)), min_size=1),
-    length=st.one_of(st.none(), st.integers(0, 200)),
-)
-def test_an_order_returns_the_positions_wherever_it_is_asked(most, first, calls, length) -> None:
-    class Numbers:
-        reach = 150
-
-        def block(self, position: int, count: int) -> Any:
-            stop = position + count if length is None else min(position + count, length)
-            numbers = first + np.arange(position, max(stop, position))
-            return numbers // 50, numbers
-
-    numbers: Any = Numbers()
-    order, position = OrderAhead(numbers, most), 0
-    assert order.most == min(most, 150)
-    for step, n in calls:
-        position = max(0, position + step)
-        for found, expected in zip(order.at(position, n), numbers.block(position, n), strict=True):
-            assert found.tolist() == expected.tolist()
-
-
-def test_streams_of_few_samples_an_epoch_sort_each_epoch_once(tmp_path, monkeypatch) -> None:
-    num_sorted = []
-
-    def words(*name: int, size: int) -> Any:
-        num_sorted.append(size)
-        return source_order.random_words(*name, size=size)
-
-    monkeypatch.setattr(source_order, "_SORTED", 100)
-    monkeypatch.setattr(permutation, "random_words", words)
-    # An epoch has 300 samples, and 5 of each stream.
-    source = source_of(text_set(tmp_path / "texts", 300))
-    cursors = [source.cursor(Stream(index, 60)) for index in (0, 1, 30)]
-    for _ in range(20):
-        for cursor in cursors:
-            assert len([next(cursor) for _ in range(2)]) == 2
-    assert 8 <= len(num_sorted) <= 8 + 2
-    assert {*num_sorted} == {300}
-
-
-@pytest.mark.parametrize("num", [127, 128, 129, 255, 256, 32_767, 32_768, 32_769])
+@pytest.mark.parametrize("num", [128, 256, 32_768])
 def test_an_epoch_of_one_shard_has_each_sample_once(tmp_path: Path, num: int) -> None:
     source = source_of(text_set(tmp_path / "texts", num, num_shards=1), repeat=False)
     for num_streams in (1, 8):
@@ -298,7 +230,7 @@ def test_an_epoch_of_one_shard_has_each_sample_once(tmp_path: Path, num: int) ->
         assert len(set(keys)) == num
 
 
-@pytest.mark.parametrize("num_streams", [1, 8, 32])
+@pytest.mark.parametrize("num_streams", [1, 32])
 def test_streams_of_a_process_share_what_is_read_ahead(tmp_path: Path, num_streams: int) -> None:
     folder = text_set(tmp_path / "texts", 2000, num_shards=1)
     config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=num_streams)

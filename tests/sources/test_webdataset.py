@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import pickle
 import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-import torch
 
 from energon_lite import (
     CaptioningSample,
@@ -32,7 +30,6 @@ from energon_lite import (
 from energon_lite.core.samples import field_of
 from energon_lite.core.stacking import SERVICE_FIELDS, layout_of
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.sources.source import WebdatasetSource
 
 from ..conftest import write_tar
 from ..helpers import caption_set, crude_set, metadataset, prepared, text_set
@@ -89,13 +86,6 @@ def test_samples_carry_key_restore_key_source_and_weight(texts) -> None:
     assert source == (str(texts), 5, "shard-001.tar", ("00005.txt",))
 
 
-def test_samples_do_not_share_their_subflavors(texts) -> None:
-    write_config(texts, (texts / ".nv-meta/dataset.yaml").read_text() + "subflavors: {a: 1}\n")
-    first, second = samples_of(texts, subflavors={"b": 2})[:2]
-    first.__subflavors__["c"] = 3
-    assert second.__subflavors__ == {"a": 1, "b": 2}
-
-
 @pytest.mark.parametrize("kind", ["text", "crude", "two parts", "jsonl", "join"])
 def test_samples_do_not_share_values_of_their_subflavors(tmp_path, kind) -> None:
     given = {"tags": ["base"], "of": {"deep": [{}]}, "number": 1}
@@ -118,15 +108,6 @@ def test_samples_do_not_share_values_of_their_subflavors(tmp_path, kind) -> None
         tags = field_of(sample, "__subflavors__")
         assert tags == {"tags": ["base", 0], "of": {"deep": [{"a": 0}]}, "number": 1}
     assert given == {"tags": ["base", "later"], "of": {"deep": [{}]}, "number": 1}
-
-
-def test_pictures_are_tensors(tmp_path) -> None:
-    folder = caption_set(tmp_path / "captions", 4)
-    for i, sample in enumerate(samples_of(folder)):
-        assert isinstance(sample, CaptioningSample)
-        assert sample.image.shape == (3, 16, 24)
-        assert sample.image.dtype == torch.float32
-        assert sample.caption.startswith(f"text {i}")
 
 
 def test_crude_samples_are_dicts_of_all_parts(tmp_path) -> None:
@@ -170,23 +151,6 @@ def test_parts_do_not_replace_service_fields(tmp_path, sample_type, parts) -> No
         assert fields["__subflavors__"] == {"a": 1}
         assert fields["__sources__"][0].shard_name == "a.tar"
         assert fields.get("__loss_weight__", 1.0) == 1.0
-
-
-def test_nested_names_and_many_parts_are_one_sample(tmp_path) -> None:
-    folder = tmp_path / "nested"
-    members = [
-        (f"dir/{i}.{part}", f"{part} {i}".encode()) for i in range(3) for part in ("a.txt", "b.txt")
-    ]
-    write_tar(folder / "a.tar", members)
-    prepared(folder, "TextSample", {"text": "b.txt"})
-    assert [(s.__key__, s.text) for s in samples_of(folder)] == [
-        (f"dir/{i}", f"b.txt {i}") for i in range(3)
-    ]
-
-
-def test_single_shard_with_a_single_sample(tmp_path) -> None:
-    folder = text_set(tmp_path / "one", 1)
-    assert [s.__key__ for s in samples_of(folder)] == ["00000"]
 
 
 def test_excluded_samples_and_shards_are_neither_counted_nor_dealt(texts) -> None:
@@ -239,14 +203,6 @@ def test_name_is_folder_and_split_part_or_the_argument(texts, monkeypatch) -> No
     assert load_factory(".", split_part="train").build().name == "texts/train"
 
 
-def test_source_is_picklable_and_leaves_open_files_behind(texts) -> None:
-    source = load_factory(texts, split_part="train", training=False).build()
-    assert isinstance(source, WebdatasetSource)
-    before = list(source)
-    again = pickle.loads(pickle.dumps(source))
-    assert [s.__key__ for s in again] == [s.__key__ for s in before]
-
-
 # --------------------------------------------------------------------------------- dataset.yaml
 
 
@@ -259,23 +215,6 @@ def test_field_map_of_dataset_yaml_and_settings_that_win_over_the_caller(texts) 
     source = load_factory(texts, split_part="train", max_samples_per_sequence=7).build()
     assert source.config()["max_samples_per_sequence"] == 2
     assert samples_of(texts)[0].text == "text 0 "
-
-
-def test_code_that_lies_in_the_dataset_runs_only_if_it_is_trusted(texts) -> None:
-    (texts / ".nv-meta" / "sample_loader.py").write_text(
-        "def sample_loader(parts):\n    return {'text': parts['txt'].upper()}\n"
-        "def part_filter(part):\n    return part == 'txt'\n"
-    )
-    write_config(
-        texts,
-        "sample_type: {__module__: energon_lite, __class__: TextSample}\n"
-        "sample_loader: sample_loader.py:sample_loader\npart_filter: sample_loader.py\n",
-    )
-    with pytest.raises(DatasetFormatError, match="is code that lies in the dataset"):
-        samples_of(texts)
-    assert samples_of(texts, trust=True)[3].text == "TEXT 3 XXX"
-    source = load_factory(texts, split_part="train", trust=True).build()
-    assert len(list(pickle.loads(pickle.dumps(source)))) == 12
 
 
 def test_loader_file_or_function_that_is_missing_is_named(texts) -> None:
@@ -372,21 +311,6 @@ def test_old_classes_work_and_warn(tmp_path) -> None:
             folder, field_map={"image": "jpg", "caption": "txt"}, training=False
         )
     assert isinstance(next(iter(made.build())), CaptioningSample)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"shuffle_over_epochs": 0}, "shuffle_over_epochs_multiplier=0"),
-        ({"shuffle_over_epochs": -2}, "shuffle_over_epochs_multiplier=-2"),
-        ({"parallel_shard_iters": 0}, "parallel_shard_iters=0"),
-        ({"max_samples_per_sequence": -1}, "max_samples_per_sequence=-1"),
-        ({"max_samples_per_sequence": True}, "max_samples_per_sequence=True"),
-    ],
-)
-def test_senseless_settings_are_refused_by_name(texts, settings, message) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        load_factory(texts, split_part="train", **settings)
 
 
 def test_class_without_a_sample_type_is_an_error_that_names_it(texts) -> None:
