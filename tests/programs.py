@@ -19,10 +19,11 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, TextIO
 
 REPO = Path(__file__).resolve().parent.parent
 LIMIT_SEC = 120.0  # for anything that does not hang
@@ -39,7 +40,7 @@ def run_program(
     """Runs a program to its end, as `subprocess.run` does with `capture_output` and `text`.
 
     Args:
-        argv: a script and its arguments, or "-c", code and arguments.
+        argv: what follows `python`: a script, "-c" and code, or "-m" and a module; then arguments.
         cwd: its folder; by default that of the test.
         env: its environment; by default that of the test.
         timeout: seconds, after which all of its processes are killed.
@@ -54,8 +55,21 @@ def run_program(
         )
 
 
+@contextmanager
+def running_program(*argv: object, **options: Any) -> Iterator[tuple[Program, TextIO]]:
+    """A program that runs in a `with` block, and what it prints."""
+    ours, theirs = os.pipe()
+    with os.fdopen(ours) as lines:
+        try:
+            program = Program(*argv, **options, stdout=theirs)
+        finally:
+            os.close(theirs)
+        with program:
+            yield program, lines
+
+
 class Program:
-    """A program that runs; with the `with` block, its processes are killed.
+    """A program that runs; its processes are killed at the end of its `with` block.
 
     Attributes:
         pid: its process, and its session.
@@ -66,8 +80,8 @@ class Program:
         *argv: object,
         cwd: Path | None = None,
         env: dict[str, str] | None = None,
-        stdout: int,
-        stderr: int,
+        stdout: int = 1,
+        stderr: int = 2,
     ) -> None:
         self._exit_code: int | None = None
         request = {
@@ -126,9 +140,12 @@ class _Server:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", "from tests.programs import serve; exec(serve())"],
-                cwd=REPO, stdin=theirs, stdout=subprocess.DEVNULL, start_new_session=True,
+                cwd=REPO,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )  # fmt: skip
+                stdin=theirs,
+                stdout=theirs,  # which cannot seek, as a pipe cannot
+                start_new_session=True,
+            )
         return ours
 
 
@@ -186,9 +203,11 @@ def _become(stdout: int, stderr: int, argv: list[str], cwd: str, env: dict[str, 
     os.environ.clear()
     os.environ.update(env)
     tempfile.tempdir = None
-    if argv[0] == "-c":
-        _, code, *arguments = argv
-        sys.argv = ["-c", *arguments]
+    if argv[0] in ("-c", "-m"):
+        kind, code, *arguments = argv
+        if kind == "-m":
+            code = f"import runpy; runpy._run_module_as_main({code!r})"
+        sys.argv = [kind, *arguments]
         sys.path.insert(0, "")
         return compile(code, "<string>", "exec")
     script = Path(argv[0]).resolve()

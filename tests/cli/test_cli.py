@@ -29,6 +29,7 @@ from energon_lite.formats.nvmeta import (
 
 from ..conftest import REPO, write_captions, write_tar, write_texts
 from ..helpers import text_set
+from ..programs import run_program
 
 TYPED = ["--split-ratio", "2,1,1", "--sample-type", "TextSample", "--field-map", "text=txt"]
 
@@ -182,14 +183,15 @@ def test_plan_predicts_what_a_run_will_read(root, blend):
     assert "warning: the pass ends after 5 of 100 steps" in folder.stdout
 
 
-COMMAND = [sys.executable, "-c", "from energon_lite.extras.cli import main; main()"]
+MAIN = "from energon_lite.extras.cli import main; main()"
+COMMAND = [sys.executable, "-c", MAIN]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPO), "COLUMNS": "200"}
 
 
 def python(code: str) -> str:
     """The last line that code prints in a new process."""
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 
@@ -419,10 +421,10 @@ def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path, command):
     arguments = [command, str(folder)]
     if command == "prepare":
         arguments += ["--tar-index-only", "--num-workers", "0"]
-    environment = {**ENVIRONMENT, "PYTHONIOENCODING": "latin-1"}
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, timeout=60, env=environment)
-    assert (done.returncode, b"Traceback" in done.stderr) == (0, False), done.stderr
-    assert command == "prepare" or b"\\u6570\\u636e" in done.stdout
+    code = f"import sys; sys.stdout.reconfigure(encoding='latin-1'); {MAIN}"
+    done = run_program("-c", code, *arguments)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert command == "prepare" or "\\u6570\\u636e" in done.stdout
 
 
 @pytest.mark.processes
@@ -430,7 +432,7 @@ def test_a_closed_stdin_never_makes_it_wait(root):
     # Not by `preexec_fn`: that runs Python between fork and exec, and may wait forever for a lock
     # that another thread of the tests held.
     command = ["sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, "prepare", str(root)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
     assert result.returncode == 2
     assert "--split-ratio" in result.stderr
     assert "Traceback" not in result.stderr
@@ -446,7 +448,7 @@ def test_on_a_terminal_it_asks_for_what_is_missing(root):
         os.close(child)
         os.write(parent, b"8,x\n2,1,1\ny\nNope\n6\n8\ny\npng\n\ntxt\n")
         try:
-            output, errors = process.communicate(timeout=60)
+            output, errors = process.communicate(timeout=120)
         finally:
             process.kill()
             os.close(parent)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,8 @@ from energon_lite.core.errors import DecodingError
 from energon_lite.decoding import images
 from energon_lite.decoding.images import IMAGE_MODES
 from energon_lite.decoding.sample_decoder import SampleDecoder
+
+from ..programs import run_program
 
 simplejpeg = pytest.importorskip("simplejpeg", reason="needs pip install energon_lite[jpeg]")
 
@@ -167,7 +167,5 @@ def test_without_simplejpeg_pillow_decodes_and_a_hint_is_logged_once() -> None:
         "for mode in ('rgb8', 'torchrgb8', 'pil'):\n"
         "    SampleDecoder(image_decode=mode).decode('jpg', raw)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
-    )
+    done = run_program("-c", script)
     assert done.stderr.count("pip install 'energon_lite[jpeg]'") == 1

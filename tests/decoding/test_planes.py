@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.decoding import planes
+
+from ..programs import run_program
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -93,9 +93,7 @@ print(found)
 
 
 def test_threads_that_need_the_compiler_at_once_wait_for_each_other() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", THREADS], capture_output=True, text=True, check=True, timeout=120
-    )
+    done = run_program("-c", THREADS)
     assert done.stdout == f"{[True] * 8}\n"
     assert done.stderr == ""
 
@@ -108,8 +106,5 @@ def test_planes_are_also_written_in_plain_python() -> None:
         "planes.write_planes(np.arange(6, dtype=np.uint8).reshape(1, 2, 3), found)\n"
         "print(found.tolist())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
-        capture_output=True, text=True, check=True, timeout=120,
-    )  # fmt: skip
+    done = run_program("-c", code, env={**os.environ, "NUMBA_DISABLE_JIT": "1"})
     assert done.stdout == "[[[0, 3]], [[1, 4]], [[2, 5]]]\n"

@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import pickle
-import subprocess
 import sys
 import warnings
 from typing import Any
@@ -24,6 +23,8 @@ from energon_lite.decoding import images
 from energon_lite.decoding.images import IMAGE_MODES
 from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.storage import files
+
+from ..programs import run_program
 
 WIDTH, HEIGHT = 7, 5
 
@@ -405,7 +406,7 @@ def test_audio_and_video_without_pyav_are_an_error_with_the_install_line() -> No
         "    try: SampleDecoder(av_decode=mode).decode('mp4', b'raw')\n"
         "    except ImportError as error: print(error)\n"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    out = run_program("-c", code)
     lines = out.stdout.splitlines()
     assert lines[0] == "b'raw'"
     assert len(lines) == 4
@@ -451,10 +452,7 @@ for part, allowed, _ in json.loads(sys.argv[1]):
 
 
 def test_a_part_takes_at_most_twice_its_decoded_size() -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", PEAK_OF_EACH, json.dumps(PEAKS)],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    run = run_program("-c", PEAK_OF_EACH, json.dumps(PEAKS))
     assert run.returncode == 0, run.stderr
     factors = [factor for *_, factor in PEAKS]
     for found, factor in zip(run.stdout.split(), factors, strict=True):

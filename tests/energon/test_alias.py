@@ -9,15 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from ..programs import run_program
+
 REPO = Path(__file__).resolve().parents[2]
 
 
-def run(code: str, *arguments: str, cwd: Path = REPO) -> str:
-    result = subprocess.run(
-        [sys.executable, *arguments, *(["-c", textwrap.dedent(code)] if code else [])],
-        cwd=cwd, capture_output=True, text=True, timeout=120,
-        env={"PYTHONPATH": str(REPO), "PATH": "/usr/bin:/bin"},
-    )  # fmt: skip
+def run(code: str) -> str:
+    result = run_program("-c", textwrap.dedent(code))
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout
 
@@ -123,8 +121,8 @@ AS = ["-m", "energon_lite.as_energon"]
 @pytest.mark.parametrize(
     ("launcher", "is_module"),
     [
-        (AS, True), (TORCHRUN + AS, False), (AS + TORCHRUN, True),
-        pytest.param(AS + TORCHRUN, False, marks=pytest.mark.soak),
+        pytest.param(AS, True, marks=pytest.mark.soak), (TORCHRUN + AS, False),
+        (AS + TORCHRUN, True), pytest.param(AS + TORCHRUN, False, marks=pytest.mark.soak),
     ],
 )  # fmt: skip
 def test_a_script_or_module_runs_as_main_with_its_arguments_also_in_spawned_processes(
@@ -137,8 +135,13 @@ def test_a_script_or_module_runs_as_main_with_its_arguments_also_in_spawned_proc
     script = package / "__main__.py"
     script.write_text(MAIN.replace("{beside}", ".beside" if is_module else "beside"))
     what = ["-m", "pack"] if is_module else [str(script)]
-    out = run("", "-W", "error", *launcher, *what, "--steps", "3", cwd=tmp_path)
-    first, second = out.splitlines()
+    result = subprocess.run(
+        [sys.executable, "-W", "error", *launcher, *what, "--steps", "3"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300,
+        env={"PYTHONPATH": str(REPO), "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-3000:]
+    first, second = result.stdout.splitlines()
     assert first == f"{[str(script), '--steps', '3']} {script} beside"
     assert second == "('Mine', ('hello',), '7.4.1')"
 
@@ -164,16 +167,13 @@ def test_the_version_is_that_of_the_code_which_is_imported(tmp_path):
 def test_a_command_is_written_but_never_over_another_one(tmp_path):
     command = tmp_path / "bin/energon"
     for _ in range(2):  # over one of ours
-        out = run("", *AS, "--install-command", str(command.parent))
+        out = run_program(*AS, "--install-command", command.parent).stdout
         assert out == f"Wrote {command}, which runs energon-lite. To remove it: rm {command}\n"
     found = subprocess.run([command, "prepare", "--help"], capture_output=True, text=True)
     assert found.returncode == 0
     assert "--split-ratio" in found.stdout
     command.write_text("#!/usr/bin/python\nfrom megatron.energon.cli.main import main\n")
-    result = subprocess.run(
-        [sys.executable, *AS, "--install-command", str(command.parent)],
-        capture_output=True, text=True, cwd=REPO,
-    )  # fmt: skip
+    result = run_program(*AS, "--install-command", command.parent)
     assert result.returncode == 1
     assert f"{command} is of Megatron-Energon" in result.stderr
     assert "nothing was written" in result.stderr
@@ -182,7 +182,7 @@ def test_a_command_is_written_but_never_over_another_one(tmp_path):
 
 @pytest.mark.parametrize("words", [[], ["-m"], ["-m", "nothing_there"], ["-m", "nothing.there"]])
 def test_what_cannot_run_is_refused(words):
-    result = subprocess.run([sys.executable, *AS, *words], capture_output=True, text=True, cwd=REPO)
+    result = run_program(*AS, *words)
     assert result.returncode == 1
     is_named = "nothing" in "".join(words)
     assert ("No module named" if "." in words[-1:] else "no module" if is_named else "usage: python"
@@ -229,8 +229,8 @@ def test_workers_are_forked_whatever_the_global_start_method(tmp_path: Path) -> 
     )
     for method in ("spawn", "forkserver"):
         folder = str(tmp_path / method)
-        out = run("", "-m", "energon_lite.as_energon", str(script), folder, method)
-        assert out.splitlines() == ["2", "refused"]
+        result = run_program(*AS, script, folder, method)
+        assert result.stdout.splitlines() == ["2", "refused"], result.stderr
 
 
 def test_records_of_states_are_dataclasses_with_energons_names() -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from ..conftest import REPO
 from ..helpers import text_set
+from ..programs import run_program
 
 pytestmark = pytest.mark.processes
 
@@ -70,12 +71,15 @@ def trouble(folder: Path, texts: Path, place: str, workers: str, code: int, opti
         (folder / f"{name}.py").write_text("KEPT = None\n")
     values = {"path": str(texts), "workers": WORKERS[workers], "end": ENDS[code]}
     (folder / "program.py").write_text(PROGRAM.format(keep=PLACES[place], **values))
-    found = subprocess.run(
-        [sys.executable, *options, folder / "program.py"],
-        env={**os.environ, "PYTHONPATH": str(REPO)},
-        capture_output=True,
-        text=True,
-    )
+    if options:
+        found = subprocess.run(
+            [sys.executable, *options, folder / "program.py"],
+            env={**os.environ, "PYTHONPATH": str(REPO)},
+            capture_output=True,
+            text=True,
+        )
+    else:
+        found = run_program(folder / "program.py")
     printed = found.stdout + found.stderr
     if code == 1 and printed.endswith("LookupError: own\n") and printed.count("Error") == 2:
         printed = ""
@@ -96,7 +100,7 @@ def test_a_program_that_ends_with_a_live_loader_prints_nothing(tmp_path) -> None
         (native, "processes", 1, []),
         (cycle, "processes", 0, ["-X", "dev"]),
         (cycle, "no worker", 3, []),
-        ("builtins", "threads", 0, ["-X", "dev"]),
+        ("builtins", "threads", 0, []),
     ]
     assert troubles(tmp_path, cases) == {}
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -35,8 +32,8 @@ from energon_lite.extras.lengths.length_index import LengthFunction, measure_len
 from energon_lite.formats.length_files import lengths_path, read_lengths
 from energon_lite.task_encoder.hooks import fingerprint
 
-from ..conftest import REPO
 from ..helpers import metadataset, number_of, text_of, text_set
+from ..programs import run_program
 
 NUM_SAMPLES = 2500  # three tasks
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -254,10 +251,7 @@ def test_killed_run_resumes_where_it_was_and_a_corrupt_rest_is_measured_again(ro
     partial.parent.mkdir(parents=True)
     partial.write_bytes(b"nothing")
     partial.with_name(partial.name + ".json").write_text("{}")
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(root)], cwd=REPO, capture_output=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(REPO)},
-    )  # fmt: skip
+    done = run_program("-c", KILLED, root)
     assert done.returncode == -signal.SIGKILL, done.stderr
     with pytest.raises(FileNotFoundError, match="energon-lite lengths"):
         read_lengths(root, "train", "default", NUM_SAMPLES, "")

@@ -6,7 +6,6 @@ import ctypes
 import itertools
 import multiprocessing
 import socket
-import subprocess
 import sys
 from multiprocessing import forkserver
 from pathlib import Path
@@ -25,6 +24,7 @@ from energon_lite.loader.workers.codec import WorkerJob
 from energon_lite.loader.workers.worker_main import work
 
 from ..helpers import Ranks, train
+from ..programs import run_program
 from .workers import loader_of
 
 pytestmark = pytest.mark.processes
@@ -53,10 +53,7 @@ def test_braces_in_the_path_of_a_skip_log_stay(texts, tmp_path) -> None:
 
 def program(*arguments: Any) -> Any:
     """Runs a program that fails."""
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    done = run_program(*arguments)
     assert done.returncode == 1, done.stderr
     return done
 

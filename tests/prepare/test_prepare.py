@@ -10,8 +10,6 @@ import shutil
 import signal
 import sqlite3
 import stat
-import subprocess
-import sys
 import tarfile
 import time
 import uuid
@@ -32,7 +30,8 @@ from energon_lite.formats.sqlite import sample_indices
 from energon_lite.formats.tar import sample_headers, split_name
 from energon_lite.storage.yaml import load_yaml
 
-from ..conftest import REPO, examples, write_tar
+from ..conftest import examples, write_tar
+from ..programs import running_program
 
 ALL_TRAIN = {"split_ratio": "1,0,0", "num_workers": 1}
 
@@ -438,25 +437,13 @@ from energon_lite.extras.prepare import indexing, pool, prepare_dataset
 def report(progress):
     print(progress.shards, *[child.pid for child in active_children()], flush=True)
     if progress.shards == 2:
-        time.sleep(60)
+        time.sleep(600)
 
 prepare_dataset(sys.argv[1], split_ratio="2,1,1", num_workers=2, progress=report)
 """
 
 
-def run_until_two_shards_are_done(root: Path) -> tuple[subprocess.Popen, list]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(root)],
-        stdout=subprocess.PIPE, text=True, cwd=REPO, env={**os.environ, "PYTHONPATH": str(REPO)},
-    )  # fmt: skip
-    assert process.stdout is not None
-    while (line := process.stdout.readline().split()) and line[0] != "2":
-        pass
-    assert line, "the run ended before two shards were done"
-    return process, [int(pid) for pid in line[1:]]
-
-
-def is_running(pid: int) -> bool:
+def is_running(pid: str) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -466,13 +453,16 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.processes
 def test_a_killed_run_is_continued_and_never_looks_prepared(root):
-    process, workers = run_until_two_shards_are_done(root)
-    with pytest.raises(RuntimeError, match="another run is preparing"):
-        prepare_dataset(root, split_ratio="2,1,1", num_workers=1)
-    process.kill()
-    process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
+    with running_program("-c", KILLED, root) as (program, lines):
+        workers = next(line.split()[1:] for line in lines if line.startswith("2 "))
+        with pytest.raises(RuntimeError, match="another run is preparing"):
+            prepare_dataset(root, split_ratio="2,1,1", num_workers=1)
+        os.kill(program.pid, signal.SIGKILL)  # and not its workers
+        program.wait()
+        deadline = time.monotonic() + 60
+        while any(map(is_running, workers)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not any(map(is_running, workers))
     assert not is_prepared(root)
     report = prepare_dataset(root, split_ratio="2,1,1", num_workers=1)
     assert report.resumed_shards >= 2
@@ -480,10 +470,6 @@ def test_a_killed_run_is_continued_and_never_looks_prepared(root):
     prepare_dataset(root, split_ratio="2,1,1", num_workers=1, force_overwrite=True)
     assert files(root) == continued
     assert len(workers) == 2
-    deadline = time.monotonic() + 10
-    while any(is_running(pid) for pid in workers) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(is_running(pid) for pid in workers)
 
 
 def test_a_shard_that_changed_since_the_killed_run_is_read_again(root):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 
@@ -16,8 +14,8 @@ from energon_lite.extras.cli import app
 from energon_lite.extras.preview import open_page
 from energon_lite.extras.preview.open_page import why_not
 
-from ..conftest import REPO
 from ..helpers import text_set
+from ..programs import running_program
 
 INSTALL = "pip install 'energon_lite[preview]'"
 
@@ -59,20 +57,13 @@ def test_errors_of_the_data_come_before_the_page(tmp_path):
 @pytest.mark.processes
 def test_the_page_is_served_to_this_machine_until_it_is_interrupted(tmp_path):
     pytest.importorskip("uvicorn", reason="needs the extra [preview]")
-    command = [sys.executable, "-m", "energon_lite", "preview", str(text_set(tmp_path, 9)),
-               "--no-browser"]  # fmt: skip
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPO)},
-    )  # fmt: skip
-    try:
-        address = process.stdout.readline().strip()
+    command = ["-m", "energon_lite", "preview", text_set(tmp_path, 9), "--no-browser"]
+    with running_program(*command) as (program, lines):
+        address = next(lines).strip()
         assert address.startswith("http://127.0.0.1:")
         page = urllib.request.urlopen(f"{address}browse").read().decode()
         assert "1 to 9 of 9" in page
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"{address[:-5]}xxxx/browse")
-    finally:
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) in (0, 130)
-        process.stdout.close()
+        os.kill(program.pid, signal.SIGINT)
+        assert program.wait() in (0, 130)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,10 @@ def fetchers(place: Path) -> Callable[[], list[int]]:
 
 def fetchers_of(folder: Path) -> list[int]:
     """Returns the processes that fetch into a folder."""
-    command = ["pgrep", "-f", f"extras.remote.fetcher {folder}/"]
-    output = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    return [int(number) for number in output.split()]
+    words = f"extras.remote.fetcher\0{folder}/".encode()
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if words in file.read_bytes():
+                found.append(int(file.parent.name))
+    return found

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 from energon_lite import get_savable_loader
 from energon_lite.extras.remote.fetcher_client import _Connection
 from tests.helpers import text_set
+from tests.programs import run_program
 from tests.remote.server import Server
 from tests.remote.test_remote_datasets import ONE, making
 
@@ -56,8 +55,7 @@ asked(lambda: own.statuses(names[:2000]))
 
 
 def test_list_is_as_long_as_what_is_asked_for_and_made_once() -> None:
-    command = [sys.executable, "-c", _SCRIPT]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = run_program("-c", _SCRIPT)
     first, some, beyond, many = map(json.loads, done.stdout.splitlines())
     assert first == [1000, "s3://b/d/00000"]
     assert some == [1600]

@@ -29,6 +29,7 @@ from energon_lite.storage.yaml import dump_yaml
 from energon_lite.testing import check_dataset
 
 from ..helpers import Ranks, is_true_in_fork, metadataset, text_of, validation
+from ..programs import run_program
 from .conftest import KEY, NUM_SAMPLES, SECRET
 from .server import Server
 
@@ -227,9 +228,7 @@ def test_program_that_starts_sees_what_is_there_now(server: Server) -> None:
         "from energon_lite.storage.local_paths import local_path\n"
         f"print(any(files.open_bytes(local_path('{LONG}/shard-0.tar')).read(0, 5000)))\n"
     )
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "False\n"
+    assert run_program("-c", script).stdout == "False\n"
 
 
 def test_run_ends_where_a_shard_is_replaced_by_one_of_the_same_layout(
@@ -328,9 +327,9 @@ def test_fetcher_ends_with_its_last_client(
         "file.read(0, 100)\n"
         "import sys; assert 'obstore' not in sys.modules\n"
     )
-    for _ in range(3):
-        subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
-    end = time.monotonic() + 30
+    for _ in range(2):
+        run_program("-c", script).check_returncode()
+    end = time.monotonic() + 60
     while fetchers() and time.monotonic() < end:
         time.sleep(0.1)
     assert fetchers() == []

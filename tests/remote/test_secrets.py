@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import string
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -21,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ..architecture.source_tree import REPO
+from ..programs import run_program
 from .server import Server
 
 pytestmark = [
@@ -137,18 +135,15 @@ def test_no_secret_is_written_anywhere(
         config = Path(folder, "msc.json")
         config.write_text(json.dumps({"profiles": profiles}))
         environ = {
-            **os.environ, "TMPDIR": folder, "PYTHONPATH": str(REPO), "MSC_CONFIG": str(config),
+            **os.environ, "TMPDIR": folder, "MSC_CONFIG": str(config),
             "AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": secrets["key"],
             "AWS_SECRET_ACCESS_KEY": secrets["secret"], "AWS_SESSION_TOKEN": secrets["token"],
             "AZURE_STORAGE_ACCOUNT_NAME": "account", "AZURE_STORAGE_SAS_TOKEN": sas,
             "AZURE_STORAGE_ENDPOINT": url, "GOOGLE_SERVICE_ACCOUNT_KEY": secrets["key"],
             "HTTPS_PROXY": f"http://u:{secrets['password']}@127.0.0.1:9",
         }  # fmt: skip
-        found = subprocess.run(
-            [sys.executable, "-c", PROGRAM, json.dumps(addresses)],
-            env=environ, capture_output=True, timeout=300, check=False,
-        )  # fmt: skip
-        output = found.stdout + found.stderr
+        found = run_program("-c", PROGRAM, json.dumps(addresses), env=environ)
+        output = (found.stdout + found.stderr).encode()
         assert found.returncode == 0, output[-2000:]
         assert output.count(b"FAILED") == 3 * (len(addresses) - 1)
         assert b"READ msc://well" in output

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,6 +12,8 @@ import pytest
 
 from energon_lite.extras.stores import owned_folders
 from energon_lite.extras.stores.owned_folders import OwnedFolder, remove_dead_folders
+
+from ..programs import running_program
 
 OWNER = """
 import sys, time
@@ -24,7 +24,7 @@ folder = OwnedFolder(Path(sys.argv[1]))
 (folder.path / "inner").mkdir()
 (folder.path / "inner" / "2").write_bytes(b"content")
 print(folder.path, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -34,14 +34,10 @@ def names(parent: Path) -> list[str]:
 
 def killed_owner(parent: Path) -> Path:
     """The folder of a process that was killed."""
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, parent], stdout=subprocess.PIPE)
-    assert owner.stdout is not None
-    folder = Path(owner.stdout.readline().decode().strip())
-    remove_dead_folders(parent)
-    assert names(folder) == ["1", "inner"]
-    owner.send_signal(signal.SIGKILL)
-    owner.wait()
-    owner.stdout.close()
+    with running_program("-c", OWNER, parent) as (_, lines):
+        folder = Path(next(lines).strip())
+        remove_dead_folders(parent)
+        assert names(folder) == ["1", "inner"]
     return folder
 
 
