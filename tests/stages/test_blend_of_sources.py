@@ -7,7 +7,6 @@ import json
 import pickle
 import tracemalloc
 from collections import defaultdict
-from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -63,14 +62,6 @@ def num_opened(run: StreamRun[Any]) -> int:
     return int(cursor.order.order_of.cache_info().currsize)
 
 
-def place_by_name(dataset: Any, snapshot: Snapshot) -> Snapshot:
-    """The snapshot with the position of each source; without what only such a blend saves."""
-    found = by_name(snapshot, dict(blends_in(dataset.config())))
-    (inner,) = found.inner
-    fields = {"draw": inner.field("draw")}
-    return Snapshot("stream", found.fields, (Snapshot("blend", fields, inner.inner, inner.names),))
-
-
 def keys(run: StreamRun[Any], number: int) -> list[Any]:
     return [item.__restore_key__ for item in islice(run, number)]
 
@@ -87,17 +78,6 @@ def test_only_sources_that_were_drawn_from_are_open_also_after_a_restore(folder:
     assert resumed.snapshot() == saved
     assert num_opened(resumed) == 0
     assert keys(resumed, 500) == keys(run, 500)
-
-
-def test_order_and_states_are_those_of_cursors_that_are_all_opened_at_first(folder: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("energon_lite.stages.blend._leaves", lambda _: [])
-        all_at_first = blend(folder, 20)
-    lazy, eager = run_of(blend(folder, 20)), run_of(all_at_first)
-    assert num_opened(lazy) == 0
-    for _ in range(30):
-        assert keys(lazy, 7) == keys(eager, 7)
-        assert place_by_name(all_at_first, lazy.snapshot()) == eager.snapshot()
 
 
 RISING = Schedule("linear", ((0, 0.0), (40, 2.0)))
@@ -277,37 +257,18 @@ def test_what_is_left_without_a_share_is_read_to_its_end(
     assert len(set(found)) == len(found) == 3 * 8
 
 
-@pytest.mark.parametrize("until", ["first", "all_once"])
-def test_a_repeated_blend_with_an_end_keeps_all_laws(tmp_path: Path, until: str) -> None:
-    folder = text_set(tmp_path, 8)
-    sources = [load_factory(folder, name=name, worker_config=CONFIG).build() for name in "ab"]
-    blend = BlendDataset((sources[0], 2.0), (sources[1], 1.0), until=until)
-    check_dataset(RepeatDataset(blend, repeats=2), num_streams=(3,), max_items=12)
-
-
 FADING = Schedule("linear", ((0, 1), (5, 0)))
-ENDLESS_BLENDS: dict[str, tuple[Any, str, list[tuple[bool, Any]]]] = {
-    "all_once": (BlendDataset, "all_once", [(False, 1.0), (False, FADING)]),
-    "all_once, random": (
-        partial(BlendDataset, blend_mode="random"),
-        "all_once",
-        [(False, 1.0), (False, FADING)],
-    ),
-    "first": (BlendDataset, "first", [(True, 1.0), (False, FADING)]),
-}
 
 
-@pytest.mark.parametrize("name", ENDLESS_BLENDS)
-def test_a_blend_that_never_reaches_its_end_is_refused(folder: Path, name: str) -> None:
-    kind, until, described = ENDLESS_BLENDS[name]
-    parts = []
-    for number, (repeat, weight) in enumerate(described):
-        factory = load_factory(folder, name="ab"[number], worker_config=CONFIG)
-        parts.append((factory.build(repeat=repeat), weight))
-    blend = kind(*parts, until=until)
+@pytest.mark.parametrize(("until", "repeat"), [("all_once", False), ("first", True)])
+def test_a_blend_that_never_reaches_its_end_is_refused(
+    folder: Path, until: str, repeat: bool
+) -> None:
+    first, second = (load_factory(folder, name=name, worker_config=CONFIG) for name in "ab")
+    pairs = ((first.build(repeat=repeat), 1.0), (second.build(repeat=False), FADING))
+    blend = BlendDataset(*pairs, until=until)
     text = f"until='{until}': the weight of b stays 0 before it has ended once"
-    outer: list[Any] = [blend, RepeatDataset(blend), ConcatDataset(blend, blend)]
-    for dataset in outer:
+    for dataset in (blend, RepeatDataset(blend), ConcatDataset(blend, blend)):
         with pytest.raises(ValueError, match=text):
             get_savable_loader(dataset)
     with pytest.raises(ValueError, match=text):

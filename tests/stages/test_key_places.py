@@ -7,16 +7,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from energon_lite import get_savable_loader, get_train_dataset
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import Snapshot
-from energon_lite.core.topology import Stream
 from energon_lite.loader.resume import decompressed
-from energon_lite.sources.source import sources_in
-from energon_lite.stages.key_places import KeyPlaces
 
 from ..helpers import text_sets
 from .list_laws import ONE, Packs, blend_of, keys_in, state_of, stream_run
@@ -78,35 +74,6 @@ def test_places_stay_right_in_an_edited_blend(folder) -> None:
     assert buffered <= set(found)
     assert len(found) == len(set(found))
     assert {key[0] for key in found} == {"texts", "third"}
-
-
-@pytest.mark.parametrize("skipped", [1, 2, 7])
-def test_each_sample_is_found_where_others_are_missing(folder, skipped) -> None:
-    (source,) = sources_in(dataset_of(folder / "texts"))
-    stream = Stream(0, 2)
-    places = KeyPlaces(source, stream)
-    order, start = source.order.stream(stream), 0
-    for _ in range(5):  # over several epochs
-        epochs, indices = order.block(start, 700)
-        own = np.flatnonzero(np.arange(start, start + 700) % skipped == 0)
-        found = places.places(source.name, epochs[own], indices[own])
-        assert found.tolist() == (start + own).tolist()
-        start += 700
-    keys = [(source.name, "place", int(place), 5) for place in found]
-    full, again = KeyPlaces(source, stream).restored(keys)
-    assert again == found.tolist()
-    assert full == [
-        (source.name, epoch, index, 5)
-        for epoch, index in zip(epochs[own].tolist(), indices[own].tolist(), strict=True)
-    ]
-
-
-def test_samples_that_are_not_in_the_order_have_no_place(folder) -> None:
-    (source,) = sources_in(dataset_of(folder / "texts"))
-    places = KeyPlaces(source, Stream(0, 2))
-    own = np.arange(100)
-    assert places.places(source.name, own + 77, own).tolist() == [-1] * 100
-    assert places.places("unknown", own, own).tolist() == [-1] * 100
 
 
 @pytest.mark.parametrize("bad", [-1, 1 << 62, None])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,31 +119,6 @@ def test_samples_that_fill_batches_up_are_marked_in_their_keys(text_sets) -> Non
     assert all(key[2][2] == number for key, number in again)
 
 
-def test_longest_first_begins_each_group_with_its_longest(text_sets) -> None:
-    dataset = batches_of(
-        text_sets(64), longest_first=True, endless=True, shares={"images": 1, "text": 1},
-        group_by=partial(group_of, every=2),
-    )  # fmt: skip
-    longest: dict[int, list[int]] = {0: [], 1: []}
-    for batch in itertools.islice(StreamRun(dataset, ONE_STREAM), 8):
-        longest[batch[0] % 2].append(max(map(length_of, batch)))
-    for found in longest.values():
-        assert found[:3] == sorted(found[:3], reverse=True)
-
-
-def test_reading_is_even_from_the_first_batch_on(texts) -> None:
-    dataset = batches_of(
-        texts, window=32, endless=True, group_by=partial(group_of, every=2),
-        shares={"images": 1, "text": 1},
-    )  # fmt: skip
-    run = StreamRun(dataset, ONE_STREAM)
-    read = [run.context.num_draws for _ in itertools.islice(run, 300)]
-    # The first window has 8 batches of each group. While windows grow twice as much is read.
-    assert read[0] <= 2 * 9 * 4
-    assert max(after - before for before, after in itertools.pairwise(read)) <= 2 * 4 * 8
-    assert read[-1] - 300 * 4 <= 2 * 33 * 4
-
-
 # ------------------------------------------------------------- shares that the data do not have
 
 
@@ -247,15 +220,6 @@ def test_shares_of_the_blend_hold_in_every_stretch(root) -> None:
     for number, sources in enumerate(itertools.islice(loader, 400), 1):
         num_images += sources[0] == "pictures/train"
         assert abs(num_images - 0.6 * number) < 10  # two streams, each within 5 batches
-
-
-def test_each_source_has_its_weight_where_groups_are_sources(root) -> None:
-    (loader,) = Ranks(pipeline(root, BySource), 1, num_streams=1).loaders
-    batches = list(itertools.islice(loader, 300))
-    assert all(len(set(sources)) == 1 for sources in batches)
-    found = Counter(sources[0] for sources in batches)
-    for name, share in (("pictures", 0.6), ("stories", 0.3), ("chats", 0.1)):
-        assert abs(found[f"{name}/train"] - 300 * share) < 5
 
 
 def test_loader_refuses_a_world_size_that_does_not_divide_the_streams(root) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -130,11 +129,6 @@ def test_any_group_may_be_empty_and_any_size_indivisible(
     assert all(len({n >= num_texts for n in batch}) == 1 for own in streams for batch in own)
 
 
-def test_world_size_that_does_not_divide_the_streams_is_refused(root: Path) -> None:
-    with pytest.raises(ValueError, match="num_streams"):
-        get_savable_loader(batched(root, Encoder(), 0, 3))
-
-
 def test_regression_batch_that_fails_whole_is_passed_over(root: Path) -> None:
     """`batch` was called with no samples."""
 
@@ -219,27 +213,3 @@ def test_sources_and_dicts_are_groups(root: Path) -> None:
         assert np.isclose(counts["b"] / counts["a"], 5, rtol=0.5)
     with pytest.raises(ValueError, match="no group for source 'b'"):
         batched(blend, Named(group_by={"a": 1}), repeat=True)
-
-
-def test_what_does_not_fit_is_refused(root: Path) -> None:
-    with pytest.raises(ValueError, match="leave `shares` out"):
-        ModalitySplit(lengths="x", shares={"images": 1})
-    with pytest.raises(ValueError, match="chosen before samples are read"):
-        ModalitySplit(number_of, lengths="x")
-    with pytest.raises(FileNotFoundError, match="no length index 'none'"):
-        batched(root, Encoder(lengths="none"))
-
-    class Longer(Encoder):
-        def sample_length(self, sample: TextSample) -> dict[str, int]:
-            return {"tokens": 5, "images": 1}
-
-    with pytest.raises(FatalSampleError, match="Write the index again"):
-        list(StreamRun(batched(root, Longer()), Stream(0, STREAMS)))
-
-    class Expanding(Encoder):
-        @stateless
-        def encode_sample(self, sample: TextSample) -> Iterator[TextSample]:
-            yield sample
-
-    with pytest.raises(ValueError, match="generator"):
-        batched(root, Expanding())

@@ -100,12 +100,6 @@ def test_references_are_what_the_run_reads(
     assert [(NAMES[number], *rest) for number, *rest in found] == keys
 
 
-def test_arrays_are_used_for_blends_of_sources(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("energon_lite.stages.plan_order.taken", None)
-    for tree in ("a source", "a blend", "at random"):
-        assert len(reader(TREES[tree](root), Stream(0, 3)).take(50).draws) == 50
-
-
 def test_what_has_no_order_beforehand_is_named(root: Path) -> None:
     for dataset, match in (
         (ShuffleBufferDataset(source(root, "a"), 5), "ShuffleBufferDataset"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +32,12 @@ from energon_lite.core.errors import StateError
 from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.extras.lengths.length_index import measure_lengths
-from energon_lite.sources.reading import ReadCursor
-from energon_lite.stages import planned_packs
-from energon_lite.stages.map import MapCursor
 
 from ..conftest import examples
 from ..helpers import (
-    broken_sets,
     ignore,
     metadataset,
     number_of,
-    take_singly,
     text_set,
     through_json,
 )
@@ -178,27 +173,8 @@ def test_streams_of_a_shared_plan_have_similar_packs(root: Path) -> None:
     assert idle(**SHARED) < 0.5 * idle(cost=COST)
 
 
-def test_steps_of_a_shared_plan_are_of_one_group(root: Path) -> None:
-    """But for the last ones, where a group has less than a step left."""
-    encoder = Encoder(
-        capacity={"tokens": 64, "tiles": 9}, lengths="both", group_by="modality", plan_window=40,
-        **SHARED,
-    )  # fmt: skip
-    steps = steps_of(packed(root, encoder))
-    kinds = [{number % 3 > 0 for pack in step for number in pack} for step in steps]
-    assert len(steps) > 50
-    assert all(len(kind) == 1 for kind in kinds[:-2])
-    assert {True} in kinds
-    assert {False} in kinds
-
-
 def test_batches_of_a_shared_plan_are_of_one_group(root: Path) -> None:
-    class Listing3(Encoder):
-        @stateless
-        def batch(self, samples: list[Any]) -> list[Any]:
-            return samples
-
-    encoder = Listing3(
+    encoder = Listing(
         capacity={"tokens": 64, "tiles": 9}, lengths="both", group_by="modality", plan_window=80,
         **SHARED,
     )  # fmt: skip
@@ -220,42 +196,6 @@ def test_finite_streams_of_a_shared_plan_differ_by_a_pack_at_most(root: Path) ->
     assert max(counts) - min(counts) <= 1
     dropping = packed(root, Encoder(plan_window=40, drop_last=True, **SHARED))
     assert len({len(lists_of(dropping, stream)) for stream in range(4)}) == 1
-
-
-@pytest.fixture
-def two_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planned_packs, "_MOST_TOGETHER", 2)
-
-
-@pytest.mark.usefixtures("two_together")
-def test_plan_of_many_streams_is_made_by_parts_of_them(root: Path) -> None:
-    dataset = packed(root, Encoder(plan_window=40, **SHARED))
-    plan: Any = dataset
-    while not isinstance(plan, planned_packs.PlannedPacks):
-        (plan,) = plan.children
-    parts = [[*plan.together(Stream(index, 5))] for index in range(5)]
-    assert parts == [[0, 1], [0, 1], [2, 3], [2, 3], [4]]
-    lists = [lists_of(dataset, stream, 5) for stream in range(5)]
-    assert sorted(n for own in lists for pack in own for n in pack) == list(range(NUM_SAMPLES))
-    assert [plan.num_items(Stream(i, 5)) for i in range(5)] == [*map(len, lists)]
-    cursor = plan.cursor(Stream(3, 5))
-    next(cursor.windows())
-    assert len(cursor.snapshot().inner) == 2  # it draws for the streams of its part only
-
-
-def test_parts_of_the_streams_have_similar_packs(root: Path, two_together: None) -> None:
-    def idle(**more: Any) -> float:
-        steps = steps_of(packed(root, Encoder(plan_window=150, **more)), 6)
-        costs = [[sum(COST.combine(n, n * n) for n in map(length_of, p)) for p in s] for s in steps]
-        return float(imbalance(np.array(costs, dtype=float)))
-
-    assert idle(**SHARED) < 0.5 * idle(cost=COST)
-
-
-def test_state_is_small_however_much_was_emitted(root: Path) -> None:
-    run = StreamRun(packed(root, Encoder(plan_window=100), repeat=True), Stream(0, 4))
-    sizes = [len(json.dumps(run.snapshot().to_json())) for _ in range(200) if next(run)]
-    assert max(sizes) < 1500
 
 
 def test_regression_pass_without_a_pack_yields_nothing(tmp_path: Path) -> None:
@@ -355,23 +295,6 @@ def test_samples_without_length_are_skipped_and_counted(tmp_path: Path) -> None:
     assert all("length 0" in record.error for record in records)
 
 
-@pytest.mark.parametrize("more", [{}, SHARED], ids=["own", "shared"])
-def test_drops_are_counted_once_also_after_a_resume(root: Path, more: dict[str, Any]) -> None:
-    dataset = packed(root, Encoder(capacity=50, overlong="drop", plan_window=30, **more))
-    dropped = []
-    for index in range(4):
-        run = StreamRun(dataset, Stream(index, 4))
-        while True:
-            snapshot = run.snapshot()
-            run = StreamRun(dataset, Stream(index, 4))
-            run.restore(snapshot)
-            if next(run, None) is None:
-                break
-            dropped += [record.restore_key for record in run.context.take_records()]
-    expected = [i for i in range(NUM_SAMPLES) if length_of(i) > 50]
-    assert sorted(key[2] for key in dropped) == expected
-
-
 def test_other_index_is_noticed_by_a_checkpoint(tmp_path: Path) -> None:
     root = text_set(tmp_path / "texts", 60)
     for shift, expected in ((0, None), (1, "lengths")):
@@ -402,34 +325,7 @@ class Listing(Encoder):
         return samples
 
 
-def test_same_source_twice_has_one_index(root: Path) -> None:
-    packs = iter(
-        get_savable_loader(packed(blend_of(root, 1), Encoder(plan_window=40), repeat=True))
-    )
-    assert all(sum(map(length_of, next(packs))) <= 64 for _ in range(50))
-
-
-def test_settings_that_do_not_go_together() -> None:
-    for settings_, match in (
-        ({"balance": "global_window", "cost": COST}, "needs a length index"),
-        ({"plan_window": 5}, "needs a length index"),
-        ({"lengths": "x", "group_by": len}, "before samples are read"),
-        ({"lengths": "x", "plan_window": 0}, "at least 1"),
-    ):
-        with pytest.raises(ValueError, match=match):
-            Packing(8, **settings_)
-
-
-def test_what_cannot_be_planned_is_refused(root: Path) -> None:
-    class Expanding(Encoder):
-        @stateless
-        def encode_sample(self, sample: TextSample) -> Iterator[TextSample]:
-            yield sample
-
-    with pytest.raises(ValueError, match="generator"):
-        packed(root, Expanding())
-    with pytest.raises(FileNotFoundError, match="no length index 'none'"):
-        packed(root, Encoder(lengths="none"))
+def test_lengths_of_tokens_alone_tell_no_modalities(root: Path) -> None:
     with pytest.raises(ValueError, match="tokens only"):
         packed(root, Encoder(group_by="modality"))
 
@@ -437,77 +333,6 @@ def test_what_cannot_be_planned_is_refused(root: Path) -> None:
 def blend_of(root: Path, weight: float) -> dict[str, Any]:
     entries = [{"path": str(root), "weight": 1}, {"path": str(root), "weight": weight}]
     return metadataset({"blend": entries})
-
-
-@pytest.fixture(scope="module")
-def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two sources that were measured before some of the samples broke."""
-    return broken_sets(tmp_path_factory.mktemp("broken"), Encoder())
-
-
-@examples(8)
-@given(
-    failing=st.fixed_dictionaries({name: st.integers(2, 9) for name in ("read", "count", "late")}),
-    is_marked=st.booleans(),
-    weight=st.sampled_from([0.05, 1, 3]),
-    choices=st.fixed_dictionaries(
-        {"overlong": st.sampled_from(["split", "alone"]), "capacity": st.sampled_from([20, 64])},
-        optional={"max_samples": st.just(3), "plan_window": st.integers(5, 60)},
-    ),
-)
-def test_packs_read_by_blocks_equal_those_read_one_by_one(
-    broken: Path, failing: dict[str, int], is_marked: bool, weight: float, choices: Any
-) -> None:
-    """With samples that no longer can be read, and hooks that fail, skip, or draw numbers."""
-
-    def fails(sample: TextSample, where: str) -> None:
-        if number_of(sample) % failing[where] == 1:
-            raise SkipSample if number_of(sample) % 4 else ValueError(where)
-
-    class Some(Encoder):
-        def encode_sample(self, sample: TextSample) -> TextSample:
-            fails(sample, "read")
-            sample.text += str(random.random())
-            return sample
-
-        def sample_length(self, sample: TextSample) -> Any:
-            fails(sample, "count")
-            return super().sample_length(sample)
-
-        def postencode_sample(self, sample: TextSample) -> Any:
-            fails(sample, "late")
-            return {"__key__": sample.__key__, "text": sample.text, "__restore_key__": ()}
-
-        @stateless
-        def pack_selected_samples(self, samples: list[Any]) -> Any:
-            return {"__restore_key__": (), "samples": samples}
-
-    if is_marked:
-        for name in ("encode_sample", "sample_length", "postencode_sample"):
-            setattr(Some, name, stateless(restore_seeds=name == "encode_sample")(vars(Some)[name]))
-    entries = [
-        {"path": str(broken / "a"), "weight": 1},
-        {"path": str(broken / "b"), "weight": weight},
-    ]
-    dataset = packed(metadataset({"blend": entries}), Some(**choices), repeat=True)
-
-    def run_of(stream: Stream) -> list[Any]:
-        run, found = StreamRun(dataset, stream, max_skip_rate=1), []
-        for _ in range(25):
-            state = through_json(run.snapshot().to_json())
-            for name in ("failures", "last_failure"):  # depend on the order of failures in a pack
-                state.get("fields", state).pop(name, None)
-            pack, costs = next(run), sorted(run.context.take_costs())
-            counts = [(name, draws, *rest) for name, draws, _, _, *rest in costs]
-            records = sorted(map(str, run.context.take_records()))
-            found.append((pack, run.key, state, counts, records))
-        return found
-
-    by_blocks = [run_of(Stream(index, 2)) for index in range(2)]
-    with pytest.MonkeyPatch.context() as patch:
-        take_singly(patch, ReadCursor, MapCursor)
-        assert [run_of(Stream(index, 2)) for index in range(2)] == by_blocks
-    assert any("DecodingError" in str(records) for run in by_blocks for *_, records in run)
 
 
 def test_hooks_that_draw_are_called_in_the_order_of_the_packs(root: Path) -> None:

@@ -75,24 +75,6 @@ def test_entries_of_keys_that_left_do_not_pile_up() -> None:
     assert max(sizes) < 12_000
 
 
-@pytest.mark.parametrize(("size", "is_sought"), [(300, False), (900, True)])
-def test_places_are_looked_for_in_large_buffers_only(size: int, is_sought: bool) -> None:
-    sought: list[int] = []
-
-    class Places:
-        def places(self, name: str, epochs: Any, indices: Any) -> Any:
-            sought.append(len(indices))
-            return np.full(len(indices), -1)
-
-    buffer: Any = SampleBuffer(1, Places())  # type: ignore[arg-type]
-    for first in range(0, 5000, 10):
-        numbers = range(first, first + 10)
-        added(buffer, numbers, [("a", 0, number, number) for number in numbers])
-        buffer.taken([*buffer.keys][:-size])
-        buffer.fields({}, CollectorState({}, dict))
-    assert bool(sought) == is_sought
-
-
 def _chosen(numbers: list[int], _: bool) -> Any:
     return [numbers[at : at + 8] for at in range(0, len(numbers), 8)], []
 
