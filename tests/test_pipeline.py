@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from energon_lite import (
-    BatchDataset,
     DefaultTaskEncoder,
     EpochizeDataset,
     SampleDecoder,
@@ -29,11 +28,10 @@ from energon_lite.core.dataset import StreamRun
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.topology import Stream
 from energon_lite.extras.prepare import prepare_dataset
-from energon_lite.sources.source import WebdatasetSource
 from energon_lite.storage.yaml import load_yaml
 
 from .conftest import jpeg, write_tar
-from .helpers import caption_set, text_set, text_sets
+from .helpers import caption_set, text_sets
 
 NUM_TEXTS = 20
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -52,13 +50,6 @@ def test_whole_road_from_a_folder_to_batches(captions) -> None:
     assert batch.image.shape == (4, 3, 16, 24)
     assert batch.image.dtype == torch.float32
     assert len(batch.caption) == len(batch.__key__) == 4
-
-
-def test_default_encoder_puts_no_stage_over_samples(texts) -> None:
-    single = get_train_dataset(texts, worker_config=CONFIG, batch_size=None)
-    assert isinstance(single, WebdatasetSource)
-    batched = get_train_dataset(texts, worker_config=CONFIG, batch_size=2)
-    assert isinstance(batched.children[0], BatchDataset)  # below the loss weights
 
 
 def test_worker_config_is_optional_everywhere(texts) -> None:
@@ -263,7 +254,7 @@ def test_leaf_used_twice_has_two_orders(sets) -> None:
     assert first != second
 
 
-@pytest.mark.parametrize("num_streams", [1, 2, 3, 7])
+@pytest.mark.parametrize("num_streams", [1, 7])
 def test_epochized_blend_has_exact_counts_in_every_epoch(sets, num_streams) -> None:
     entries = "[{path: a, repetitions: 1.5}, {path: b}, {path: c, repetitions: 0.5}]"
     path = metadataset(sets, f"splits: {{train: {{blend_epochized: {entries}}}}}")
@@ -282,12 +273,11 @@ def test_epochized_blend_has_exact_counts_in_every_epoch(sets, num_streams) -> N
     assert numbers == {"a/train": {6}, "b/train": {4}, "c/train": {1, 2}}
 
 
-@pytest.mark.parametrize("repeat", [1, 2, 3])
 @pytest.mark.parametrize("split", [
     "a", "{path: a}", "{blend_epochized: [{path: a, repetitions: 1.5}, {path: b}]}",
     "{concat: [{path: a}, {path: b}]}",
 ])  # fmt: skip
-@pytest.mark.parametrize("num_streams", [1, 3])
+@pytest.mark.parametrize(("repeat", "num_streams"), [(1, 3), (3, 1), (2, 3)])
 def test_a_pass_of_several_epochs_has_each_sample_as_often(
     sets, split, repeat, num_streams
 ) -> None:
@@ -402,31 +392,3 @@ def test_subsets_compose_and_leave_no_gap(sets) -> None:
     ]
     with pytest.raises(ValueError, match="ends after the last of 20 samples"):
         keys("{range: [3, 21]}")
-
-
-def test_source_of_three_samples_among_64_streams_gets_its_share(tmp_path) -> None:
-    text_set(tmp_path / "a", 200)
-    text_set(tmp_path / "few", 3)
-    path = metadataset(tmp_path, "splits: {train: {blend: [{path: a}, {path: few}]}}")
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=64)
-    dataset = get_train_dataset(path, worker_config=config, batch_size=None)
-    found: Counter[Any] = Counter()
-    of_stream: Counter[int] = Counter()
-    per_level: dict[int, Counter[int]] = {}
-    for sample in islice(iter(get_savable_loader(dataset)), 64 * 30):
-        name, _, index, draw = sample.__restore_key__
-        found[name] += 1
-        if name == "few/train":
-            per_level.setdefault(of_stream[draw % 64], Counter())[index] += 1
-            of_stream[draw % 64] += 1
-    assert abs(found["few/train"] - 960) <= 2 * 64 + 5
-    # Streams are at most a few draws apart; where all have drawn equally often, so has each sample
-    # been drawn.
-    total: Counter[int] = Counter()
-    num_levels = min(of_stream.values())
-    assert len(of_stream) == 64
-    assert num_levels >= 10
-    for level in range(num_levels):
-        total += per_level[level]
-        assert set(total) == {0, 1, 2}
-        assert max(total.values()) - min(total.values()) <= 1

@@ -256,12 +256,6 @@ def test_step_has_loss_and_gradient_of_one_big_batch(
         assert_same_gradient(found, wanted)
 
 
-def test_mean_of_means_would_differ_on_such_data() -> None:
-    wanted, _ = big_batch(UNEVEN)
-    parts = [big_batch(UNEVEN[rows])[0] for rank in UNEVEN_DEAL for rows in rank]
-    assert abs(sum(parts) / len(parts) - wanted) > 0.05 * wanted
-
-
 def test_ranks_send_once_per_step() -> None:
     ranks = ThreadRanks(3)
     ranks.run(lambda rank: step_denominator([1.0] * rank))

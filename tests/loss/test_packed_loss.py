@@ -128,11 +128,16 @@ def by_logarithm(num_targets: int) -> float:
     return 1 / math.log(1 + num_targets)
 
 
-@pytest.mark.parametrize("mode", ["token", "sample", "sqrt", by_logarithm])
 @pytest.mark.parametrize(
-    ("world_size", "layout", "align"), [(1, "padded", 1), (2, "padded", 4), (3, "thd", 1)]
+    ("world_size", "layout", "align", "mode"),
+    [
+        (1, "padded", 1, "token"),
+        (2, "padded", 4, "sample"),
+        (3, "thd", 1, "sqrt"),
+        (3, "thd", 1, by_logarithm),
+    ],
 )
-def test_packed_gradient_is_the_unpacked_one(blend, mode, world_size, layout, align) -> None:
+def test_packed_gradient_is_the_unpacked_one(blend, world_size, layout, align, mode) -> None:
     def make(config: WorkerConfig) -> Any:
         encoder = Encoder(loss=mode, layout=layout, align=align)
         return get_train_dataset(
@@ -160,9 +165,3 @@ def test_packed_gradient_is_the_unpacked_one(blend, mode, world_size, layout, al
 def members_of(key: Any) -> list[Any]:
     """The keys of the samples in the packs of a batch, in their order."""
     return [member for pack in key[2:] for member in pack[2:]]
-
-
-def test_mean_of_means_would_be_another_gradient(blend) -> None:
-    numbers = [("a", 3), ("b", 10)]
-    found = [unpacked_gradient(numbers, mode, {"a": 1, "b": 1}) for mode in ("token", "sample")]
-    assert not torch.allclose(*found, rtol=1e-3)

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 from energon_lite.core.seeds import key_of
 from energon_lite.core.topology import Stream
-from energon_lite.order import schedules
 from energon_lite.order.blending import BlendOrder
-from energon_lite.order.schedules import KINDS, Schedule, Weights
-
-REPO = Path(__file__).resolve().parents[2]
+from energon_lite.order.schedules import Schedule, Weights
 
 
 def scheduled() -> Weights:
@@ -112,81 +103,6 @@ def test_source_comes_and_goes_with_the_draw_of_the_run_that_its_schedule_names(
             assert 1000 <= draws.min() < 1000 + 7 * 10
             assert 3000 - 7 * 10 <= draws.max() < 3000
             assert len(draws) == pytest.approx(0.9 * 2000 / 7, abs=40 if mode == "random" else 5)
-
-
-@st.composite
-def many_weights(draw: st.DrawFn, kinds: Sequence[str] = KINDS) -> Weights:
-    """Schedules with points of their own, points in common, constants, and some nested."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    entries: list[Any] = [1.0]
-    for _ in range(draw(st.integers(0, 60))):
-        num = int(rng.integers(1, 5))
-        x = np.sort(rng.choice(4000, num, replace=False)) / 2.0
-        if rng.random() < 0.3:
-            x = np.array([500.0, 1000.0])
-        y = rng.random(len(x)) * rng.choice([0, 1, 1, 5], len(x))
-        schedule = Schedule(str(rng.choice(kinds)), tuple(zip(x.tolist(), y.tolist(), strict=True)))
-        entries.append(schedule if rng.random() < 0.8 else float(y[0]))
-    if draw(st.integers(0, 4)) == 0:
-        entries = [(2.0, Weights(entries)), *entries]
-    return Weights(entries)
-
-
-def directly(order: BlendOrder, weights: Weights, stream: Stream, draw: int, count: int) -> Any:
-    """What draws take, one after the other, from the shares of all children."""
-    first, num_streams = draw // 6 * 6, stream.num_streams
-    numbers = order._draws._numbers(first, -(-(draw + count) // 6) * 6 - first)
-    found = []
-    for at in range(draw, draw + count):
-        begin = at // 6 * 6 * num_streams + stream.index
-        last = begin + 5 * num_streams
-        has_point = ((weights.breaks > begin) & (weights.breaks <= last)).any()
-        own = at * num_streams + stream.index if has_point else begin + 5 * num_streams // 2
-        bounds = np.add.accumulate(weights.at(np.array([own]))[0])
-        found.append(np.count_nonzero(bounds / bounds[-1] <= numbers[at - first]))
-    return found
-
-
-@given(many_weights(), st.sampled_from([1, 3, 40]), st.integers(0, 2500), st.data())
-@settings(max_examples=60)
-def test_draws_on_schedules_are_those_of_all_shares(weights, num_streams, start, data) -> None:
-    """Also where few shares are looked at, in blocks of any size."""
-    assume(not weights.is_constant)
-    stream = Stream(data.draw(st.integers(0, num_streams - 1)), num_streams)
-    start //= num_streams
-    with pytest.MonkeyPatch.context() as patch:
-        for name, sizes in (("_MANY_CELLS", [0, 500, 10**9]), ("_MOST_BENT", [20, 1000, 10**6])):
-            patch.setattr(f"{schedules.__name__}.{name}", data.draw(st.sampled_from(sizes)))
-        order = BlendOrder(weights, "exact", 3, stream)
-        found = order.block(start, 90).tolist()
-    assert found == directly(order, weights, stream, start, 90)
-
-
-@pytest.mark.parametrize("start", [0, 600, 9000, 10**9])
-@pytest.mark.parametrize("kinds", [("linear",), ("linear", "step"), ("linear", "cosine")])
-def test_a_number_at_a_bound_is_decided_by_the_sum_of_all_shares(start, kinds, monkeypatch) -> None:
-    monkeypatch.setattr(schedules, "_MANY_CELLS", 0)
-    rng = np.random.default_rng(7)
-    points = np.sort(rng.integers(1, 90_000, (400, 2)), axis=1).astype(float)
-    points[:300] = (10, 80_000)  # most have the same
-    ends = rng.random((400, 2)).round(1)
-    own = [
-        Schedule(kinds[i % len(kinds) if i % 5 == 0 else 0], ((a, x), (b + 1, y)))
-        for i, ((a, b), (x, y)) in enumerate(zip(points, ends, strict=True))
-    ]
-    weights = Weights([1.0, *own, 0.0, 2.5])
-    draws = np.arange(start + 200, start + 260, 6)
-    ((_, lines),) = weights.blocks(draws)
-    assert lines is not None
-    assert len(lines.bent) < 200
-    bounds = np.add.accumulate(weights.at(draws), axis=1)
-    bounds /= bounds[:, -1:]
-    places = np.repeat(np.arange(len(draws)), 6)
-    numbers = bounds[:, 5:395:65].ravel()
-    counted = np.count_nonzero(bounds[places] <= numbers[:, None], axis=-1)
-    lookup = BlendOrder(weights, "exact", 3, Stream(0, 1))._draws
-    assert np.array_equal(lookup._looked_up(draws, places, numbers, lines), counted)
-    assert np.array_equal(lookup._looked_up(draws, places, numbers, None), counted)
 
 
 def test_draw_without_any_share_is_refused_by_its_number() -> None:

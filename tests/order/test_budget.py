@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Callable, Sequence
 from statistics import NormalDist
@@ -12,7 +11,7 @@ import pytest
 
 from energon_lite.core.seeds import key_of, random_words
 from energon_lite.core.topology import Stream
-from energon_lite.order.blending import BudgetOrder, BudgetState
+from energon_lite.order.blending import BudgetOrder
 from energon_lite.order.schedules import Schedule, Weight, Weights
 
 from ..helpers import pairwise
@@ -165,25 +164,6 @@ def test_child_that_has_ended_is_chosen_no_more() -> None:
     assert set(first) == {0, 1}
     run.order.leave_out(0)
     assert {run.draw()[0] for _ in range(20)} == {1}
-
-
-@pytest.mark.parametrize("lag", [0, LAG])
-@pytest.mark.parametrize("at", [0, 1, 2, 17, 101])
-def test_state_goes_through_json_and_resumes_bit_by_bit(lag, at) -> None:
-    of = [lengths(400, "a"), lengths(4000, "b"), lengths(1300, "c")]
-    weights = [1.0, 2.5, Schedule("cosine", ((0, 1.0), (500, 3.0)))]
-    run = Run(weights, of, lag=lag)
-    for _ in range(at):
-        run.draw()
-    state = run.order.state()
-    again = Run(weights, of, lag=lag)
-    again.order.go_to(BudgetState(*json.loads(json.dumps(state))))
-    again.places, again.pending = list(run.places), deque(run.pending)
-    again.order.pending = run.order.pending.copy()
-    assert again.order.state() == state
-    for _ in range(300):
-        assert again.draw() == run.draw()
-        assert again.order.state() == run.order.state()
 
 
 def test_streams_do_not_draw_in_step() -> None:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from energon_lite.core.topology import Stream
-from energon_lite.order.blending import BlendOrder
-from energon_lite.order.schedules import Schedule, Weight, Weights, _ScheduleTable
+from energon_lite.order.schedules import Schedule, Weight, Weights
 
 values = st.floats(0, 100, allow_nan=False, allow_subnormal=False).map(lambda y: round(y, 3))
 
@@ -92,12 +88,6 @@ def test_share_of_a_leaf_is_the_product_over_the_levels(left, right, a, b, draw)
     assert np.allclose(found, np.concatenate(expected))
 
 
-@given(weights(), st.integers(0, 50_000))
-def test_expected_counts_are_the_sum_of_the_shares(tree, num_draws) -> None:
-    found = tree.expected(num_draws)
-    assert np.allclose(found, tree.at(np.arange(num_draws)).sum(axis=0), rtol=1e-6, atol=1e-9)
-
-
 @given(weights(), st.lists(st.integers(0, 50_000), min_size=2, max_size=6))
 def test_expected_counts_add_up_from_call_to_call(tree, draws) -> None:
     for num_draws in draws:  # also back, as a run does that is restored
@@ -111,55 +101,6 @@ def test_expected_counts_are_exact_where_shares_bend_at_the_ends_of_an_interval(
     tree = Weights([(1.0, level), (1.0, Weights([1.0, 2.0]))])
     exact = tree.at(np.arange(50_001)).sum(axis=0)
     assert np.allclose(tree.expected(50_001), exact, rtol=1e-7)
-
-
-def test_a_save_of_many_schedules_works_out_only_what_is_new(monkeypatch) -> None:
-    """Their own points cut the draws into 400 intervals, each shorter than what is added up."""
-    rng = np.random.default_rng(5)
-    points = np.sort(rng.integers(1, 100_000, (200, 2)), axis=1).astype(float)
-    kinds = ["linear", "cosine", "step"]
-    tree = Weights(
-        [
-            Schedule(kinds[i % 3], ((a, rng.random()), (b + 1, rng.random() + 0.01)))
-            for i, (a, b) in enumerate(points)
-        ]
-    )
-    exact = tree.at(np.arange(60_000)).sum(axis=0)
-    cells = []
-    at = tree.at
-    monkeypatch.setattr(tree, "at", lambda draws: cells.append(len(draws)) or at(draws))
-    assert np.allclose(tree.expected(60_000), exact, rtol=1e-6)
-    assert sum(cells) < 6000
-    cells.clear()
-    more = tree.expected(60_200)
-    assert sum(cells) <= 200
-    exact += at(np.arange(60_000, 60_200)).sum(axis=0)
-    assert np.allclose(more, exact, rtol=1e-6)
-
-
-def test_many_schedules_are_looked_at_where_they_bend(monkeypatch) -> None:
-    """Neither a first save nor a block of draws works out all shares at all draws."""
-    rng = np.random.default_rng(6)
-    points = np.sort(rng.integers(1, 90_000, (1000, 2)), axis=1).astype(float)
-    ends = rng.random((1000, 2)) + 0.01
-    pairs = zip(points, ends, strict=True)
-    tree = Weights([Schedule("linear", ((a, x), (b + 1, y))) for (a, b), (x, y) in pairs])
-    pickled, cells, between = pickle.dumps(tree), [], _ScheduleTable._between
-
-    def counted(*arguments: Any) -> Any:
-        values = between(*arguments)
-        cells.append(values.size)
-        return values
-
-    monkeypatch.setattr(_ScheduleTable, "_between", counted)
-    found = tree.expected(60_000)
-    assert sum(cells) < 1_500_000  # of 1,300 intervals, 8 draws in each, 1,000 shares of each
-    exact = sum(tree.at(np.arange(at, at + 6000)).sum(axis=0) for at in range(0, 60_000, 6000))
-    assert np.allclose(found, exact, rtol=1e-6)
-    assert pickle.dumps(tree) == pickled
-    cells.clear()
-    BlendOrder(tree, "exact", 3, Stream(1, 8)).block(4000, 600)
-    assert sum(cells) < 100_000
 
 
 @pytest.mark.soak

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import copy
 import json
-import pickle
 from typing import Any
 
 import numpy as np
@@ -123,20 +121,6 @@ def short_cases(draw: st.DrawFn) -> Case:
     )  # fmt: skip
 
 
-def wanted_size(case: Case, num_added: int) -> int:
-    """The target size by its definition."""
-    totals = np.atleast_1d(case.aligned()[:num_added].sum(axis=0)).tolist()
-    capacities = np.atleast_1d(case.capacity).tolist()
-    sizes = [-(-4 * c * num_added // t) for c, t in zip(capacities, totals, strict=True) if t]
-    if case.arguments["max_samples"] is not None:
-        sizes.append(4 * case.arguments["max_samples"])
-    return (
-        max(case.arguments["buffer_size"], min(sizes))
-        if num_added
-        else (case.arguments["buffer_size"])
-    )
-
-
 @given(st.one_of(cases(), short_cases()))
 def test_each_sample_leaves_once_and_no_pack_is_too_full(case: Case) -> None:
     packs = case.packs()
@@ -192,17 +176,6 @@ def test_the_oldest_buffered_sample_is_in_every_pack(case: Case) -> None:
         fill(packer, case.rows)
 
 
-@given(cases())
-def test_full_is_when_the_target_size_is_buffered(case: Case) -> None:
-    packer = case.packer()
-    for row in case.rows:
-        assert packer.target_size == wanted_size(case, packer.num_added)
-        assert packer.is_full == (packer.num_buffered >= packer.target_size)
-        if packer.is_full:
-            packer.next_pack()
-        packer.add(row)
-
-
 def test_target_size_counts_no_more_samples_than_a_pack_may_have() -> None:
     packer = StreamingPacker((1 << 36, 10), buffer_size=2, max_samples=5)
     for _ in range(20):
@@ -211,23 +184,7 @@ def test_target_size_counts_no_more_samples_than_a_pack_may_have() -> None:
     assert packer.is_full
 
 
-@pytest.mark.parametrize(
-    "copied", [copy.deepcopy, lambda packer: pickle.loads(pickle.dumps(packer))]
-)
-def test_copies_go_their_own_way(copied: Any) -> None:
-    rows = text_lengths(2000, 2048).tolist()
-    packer = StreamingPacker(2048, buffer_size=32)
-    fill(packer, rows)
-    packer.next_pack()
-    packer.add(rows[packer.num_added])
-    other = copied(packer)
-    wanted = drive(packer, rows)
-    assert drive(other, rows) == wanted
-
-
-@pytest.mark.parametrize(
-    ("capacity", "buffer_size"), [(2048, 64), (8192, 256), (32_768, 1000), (32_768, 64)]
-)
+@pytest.mark.parametrize(("capacity", "buffer_size"), [(2048, 64), (32_768, 1000)])
 def test_long_samples_do_not_come_in_turns(capacity: int, buffer_size: int) -> None:
     lengths = text_lengths(50_000, capacity)
     packs = pack_stream(lengths, capacity, buffer_size=buffer_size)
@@ -238,11 +195,9 @@ def test_long_samples_do_not_come_in_turns(capacity: int, buffer_size: int) -> N
 @pytest.mark.parametrize(
     ("kind", "capacity", "limit", "share"),
     [
-        ("texts", 2048, None, 0.999), ("texts", 8192, None, 0.9995), ("texts", 32_768, None, 0.998),
+        ("texts", 2048, None, 0.999), ("texts", 32_768, None, 0.998),
         # First-fit decreasing reaches 97 % at 4096: it pairs long samples until none fit.
-        ("images", 4096, None, 0.99), ("images", 8192, None, 0.996),
-        ("texts", 8192, 16, 0.99), ("texts", 8192, 32, 0.998), ("texts", 4096, 8, 0.985),
-        ("texts", 32_768, 64, 0.985), ("texts", 2048, 5, 0.998),
+        ("images", 4096, None, 0.99), ("texts", 8192, 16, 0.99), ("texts", 2048, 5, 0.998),
     ],
 )  # fmt: skip
 def test_packs_are_filled(kind: str, capacity: int, limit: int | None, share: float) -> None:
@@ -251,8 +206,9 @@ def test_packs_are_filled(kind: str, capacity: int, limit: int | None, share: fl
     assert packs.efficiency(lengths, capacity) >= share
 
 
-@pytest.mark.parametrize("share_of_texts", [0.0, 0.5, 0.8])
-@pytest.mark.parametrize("capacity", [(8192, 30), (20_000, 18), (4096, 18)])
+@pytest.mark.parametrize(
+    ("capacity", "share_of_texts"), [((8192, 30), 0.0), ((20_000, 18), 0.5), ((4096, 18), 0.8)]
+)
 def test_the_scarcest_resource_is_filled(capacity: tuple[int, int], share_of_texts: float) -> None:
     # With many texts, whether tokens or tiles are scarcest depends on the capacities.
     rows = image_lengths(20_000, share_of_texts)

@@ -11,17 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler, RandomSampler, SubsetRandomSampler
 
-from energon_lite.batching.lists import Lists
 from energon_lite.extras.samplers import (
     MultipackBatchSampler,
     SplitModalityBatchSampler,
     TokenBudgetBatchSampler,
 )
-from energon_lite.extras.samplers.epoch_batches import cut_lists
 
 from .laws import indices_of
 from .shared import distributed, steps_of, text_lengths
@@ -84,27 +80,6 @@ def check_once(batches: Any, num: int) -> None:
 
 
 # Batches are cut so that each rank gets as many.
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(1, 30), st.integers(0, 5))
-def test_packs_are_cut_to_a_multiple_and_no_further(
-    sizes: list[int], multiple: int, extra: int
-) -> None:
-    sizes = [size + 1 for size in sizes] + [1] * extra
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    packs = Lists(np.arange(offsets[-1]) * 7, offsets)
-    cut = cut_lists(packs, multiple)
-    assert cut.indices.tolist() == packs.indices.tolist()
-    needed = -(-len(packs) // multiple) * multiple
-    if needed > len(packs.indices):
-        assert cut is packs
-        return
-    assert len(cut) == needed
-    assert set(packs.offsets.tolist()) <= set(cut.offsets.tolist())
-    assert np.diff(cut.offsets).min() >= 1
-    nexts = cut.offsets[np.searchsorted(cut.offsets, offsets[:-1]) + 1]
-    counts, is_whole = np.array(sizes), nexts == offsets[1:]
-    assert counts[is_whole].max(initial=0) <= counts[~is_whole].min(initial=99)
 
 
 def test_too_few_samples_to_cut_are_repeated_or_dropped_and_counted() -> None:

@@ -99,20 +99,6 @@ def batch_of(collator: PackedCollator, packing: Packing = PACKING) -> dict[str, 
     return collator(PackedRows(ROWS, packing).__getitems__([[1, 2], [3]]))
 
 
-def test_inputs_of_a_model_have_rows_of_the_capacity_and_labels_where_there_is_loss() -> None:
-    inputs = batch_of(PackedCollator(PACKING))
-    bounds = ["cu_seq_lens_k", "cu_seq_lens_q"]
-    lengths = ["max_length_k", "max_length_q"]
-    assert sorted(inputs) == [*bounds, "input_ids", "labels", *lengths, "position_ids", "use_cache"]
-    assert all(inputs[name].shape == (2, 40) for name in ("input_ids", "labels", "position_ids"))
-    assert inputs["use_cache"] is False
-    counted = inputs["labels"] != -100
-    assert counted.sum() == sum(LENGTHS[i] - 1 for i in (1, 2, 3))
-    assert torch.equal(inputs["labels"][counted], inputs["input_ids"][counted])
-    assert torch.equal(inputs["position_ids"][0, :8], torch.arange(8))
-    assert inputs["position_ids"][0, 8] == 0
-
-
 def test_mask_lets_a_token_see_its_own_sample_up_to_itself() -> None:
     inputs = batch_of(PackedCollator(PACKING, attention="mask", keep=("segment_ids", "cu_seqlens")))
     segments = inputs["segment_ids"]

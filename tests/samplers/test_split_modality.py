@@ -6,10 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from energon_lite.batching.modality_steps import _windows_of_steps
 from energon_lite.core.errors import StateError
 from energon_lite.extras.samplers import SplitModalityBatchSampler
 
@@ -86,30 +83,6 @@ def test_a_small_group_is_sorted_in_windows_as_large_as_any() -> None:
     # The groups draw from one range. Each tenth of a window would have 640, sorted twice 320.
     assert np.median(spreads[False]) == pytest.approx(320, rel=0.2)
     assert np.median(spreads[True]) == pytest.approx(320, rel=0.2)
-
-
-def test_windows_of_a_group_are_of_about_equal_size() -> None:
-    # No more than a quarter of the group, so four windows; and not three of 3 and none.
-    steps = np.zeros(9, int)
-    windows, halves = _windows_of_steps(np.array([9]), 4, steps, np.arange(9))
-    assert (windows - windows[0]).tolist() == [0, 0, 0, 1, 1, 2, 2, 3, 3]
-    assert (np.bincount((halves - halves[0] + 1) // 2)).max() <= 4
-
-
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(1, 12))
-def test_windows_and_those_half_a_window_on_are_of_one_group_and_not_too_large(
-    counts: list[int], window: int
-) -> None:
-    groups = np.repeat(np.arange(len(counts)), counts)
-    places = np.array([place for count in counts for place in range(count)], int)
-    windows, halves = _windows_of_steps(np.array(counts), window, groups, places)
-    for cut in (windows, (halves + 1) // 2):
-        assert (np.diff(cut) >= 0).all()
-        for number in set(cut.tolist()):
-            inside = groups[cut == number]
-            assert len(set(inside.tolist())) == 1
-            assert len(inside) <= window
-            assert len(inside) <= max(1, -(-counts[inside[0]] // 4))
 
 
 def test_dropping_does_not_choose_by_length() -> None:

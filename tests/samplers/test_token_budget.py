@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from energon_lite.extras.samplers import TokenBudgetBatchSampler
-from energon_lite.extras.samplers.epoch_batches import cut_epoch
 
 from .shared import Steps, steps_of, text_lengths
 
@@ -39,32 +38,6 @@ def test_little_is_padded() -> None:
 def test_without_shuffling_windows_go_from_long_to_short_and_back() -> None:
     sampler = alone([1, 3, 2, 4, 6, 5, 8, 7, 9], batch_size=1, window=3, shuffle=False)
     assert [sampler.lengths[i] for [i] in sampler] == [3, 2, 1, 4, 5, 6, 9, 8, 7]
-
-
-def test_what_one_window_carries_over_the_next_one_cuts_first() -> None:
-    lengths = np.tile(np.arange(1, 8), 2)
-    batches, windows = cut_epoch(
-        np.arange(14), lengths, np.full(14, 3), np.zeros(14, np.int64), window=7
-    )
-    assert [lengths[batch].tolist() for batch in batches] == [
-        [7, 6, 5], [4, 3, 2], [1, 1, 2], [3, 4, 5], [6, 7],
-    ]  # fmt: skip
-    assert windows.tolist() == [0, 0, 1, 1, 1]
-
-
-def test_nothing_is_carried_over_for_long() -> None:
-    # One shortest sample of all: in windows that all begin with the long ones, it would be last.
-    lengths = text_lengths(50_000)
-    lengths[0] = 1
-    lengths[1:] += 5
-    batches, windows = cut_epoch(
-        np.arange(50_000), lengths, 8192 // lengths, np.zeros_like(lengths), window=1000
-    )
-    waits = np.empty(50_000, int)
-    waits[batches.indices] = np.repeat(windows, np.diff(batches.offsets))
-    waits -= np.arange(50_000) // 1000
-    assert waits.min() == 0
-    assert waits.max() == 1
 
 
 def test_ranks_of_a_step_have_batches_of_similar_length() -> None:

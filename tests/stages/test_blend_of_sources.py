@@ -238,16 +238,13 @@ def test_items_up_to_an_end_are_counted_once_for_a_save(folder: Path, tmp_path, 
 
 
 @pytest.mark.parametrize("kind", [BlendDataset, TokenBlendDataset])
-@pytest.mark.parametrize(
-    "points", [((0, 1), (5, 0)), ((0, 1), (5, 0), (90, 0), (99, 1)), ((0, 0),)]
-)
-@pytest.mark.parametrize("num_scheduled", [pytest.param(1, marks=pytest.mark.soak), 2])
+@pytest.mark.parametrize("points", [((0, 1), (5, 0), (90, 0), (99, 1)), ((0, 0),)])
 def test_what_is_left_without_a_share_is_read_to_its_end(
-    tmp_path: Path, kind: Any, points: Any, num_scheduled: int
+    tmp_path: Path, kind: Any, points: Any
 ) -> None:
     folder = text_set(tmp_path, 8)
     sources = [load_factory(folder, name=f"s{i}", worker_config=CONFIG).build() for i in range(3)]
-    weights = [1.0] * (3 - num_scheduled) + [Schedule("linear", points)] * num_scheduled
+    weights = [1.0, *[Schedule("linear", points)] * 2]
     dataset: Any = kind(*zip(sources, weights, strict=True))
     if kind is TokenBlendDataset:
         length = UserFunction(three_tokens, name="sample_length", config=CONFIG, is_stateless=True)

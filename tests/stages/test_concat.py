@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from fractions import Fraction
 from itertools import islice
@@ -33,7 +32,6 @@ def source(root: Path, name: str = "a", **order: Any) -> Any:
     return source_of(root, name=name, **order)
 
 
-STREAMS = (1, 2, 3, 5, 9)
 SIZES = (1, 3, 11)
 
 
@@ -64,7 +62,7 @@ ORDERS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=["permuted", "windows", "file order"])
-@pytest.mark.parametrize("num_streams", STREAMS)
+@pytest.mark.parametrize("num_streams", [1, 9])
 def test_concatenation_yields_each_sample_once_in_each_pass(roots, num_streams, order) -> None:
     names = dict(zip("abc", SIZES, strict=True))
     dataset = ConcatDataset(*(source(roots[n], name, **order) for name, n in names.items()))
@@ -106,7 +104,7 @@ def test_repetition_yields_exactly_its_share_in_each_pass(
         before |= set(found)
 
 
-@pytest.mark.parametrize("num_streams", [1, 3, 8])
+@pytest.mark.parametrize("num_streams", [1, 8])
 @pytest.mark.parametrize("order", ORDERS, ids=["permuted", "windows", "file order"])
 def test_round_without_a_part_for_a_stream_is_passed_over(roots, num_streams, order) -> None:
     for size in SIZES:
@@ -118,8 +116,8 @@ def test_round_without_a_part_for_a_stream_is_passed_over(roots, num_streams, or
         assert len(found) == len(set(found)) == 12 * num_streams
 
 
-@pytest.mark.parametrize("block", [1, 2, 4])
-@pytest.mark.parametrize("num_streams", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("block", [1, 2])
+@pytest.mark.parametrize("num_streams", [1, 3, 8])
 def test_small_source_in_file_order_serves_each_stream_in_turn(roots, num_streams, block) -> None:
     dataset = source(roots[3], shuffle_over_epochs=None, block=block)
     served: Counter[int] = Counter()
@@ -136,8 +134,7 @@ def test_small_source_in_file_order_serves_each_stream_in_turn(roots, num_stream
     assert set(served) == set(range(num_streams))
 
 
-@pytest.mark.parametrize("inner", [None, 2, 1.5])
-@pytest.mark.parametrize("outer", [1, 2, 1.5])
+@pytest.mark.parametrize(("inner", "outer"), [(None, 2), (2, 1.5), (1.5, 2)])
 def test_repetition_of_a_repetition_draws_nothing_twice(roots, inner, outer) -> None:
     below = RepeatDataset(source(roots[3]), repeats=inner)
     if inner is None:
@@ -210,17 +207,3 @@ def test_expected_counts_have_the_parts_in_their_order(roots) -> None:
     assert dataset.expected(8) == {"a": 3, "b": 5}
     again = RepeatDataset(dataset)
     assert again.expected(14 + 5) == {"a": 3 + 3, "b": 11 + 2}
-
-
-def test_copies_and_children_keep_what_a_dataset_yields(roots) -> None:
-    dataset = RepeatDataset(
-        ConcatDataset(source(roots[3]), RepeatDataset(source(roots[3], "b"), repeats=2)), repeats=2
-    )
-    expected = draws(dataset, 2)
-    assert draws(pickle.loads(pickle.dumps(dataset)), 2) == expected
-    assert draws(dataset.with_children(dataset.children), 2) == expected
-    renamed = dataset.renamed({"b": "c"})
-    assert [facts.name for facts in renamed.sources()] == ["a", "c"]
-    assert draws(dataset, 2) == expected
-    item = next(StreamRun(renamed, Stream(0, 1)))
-    assert renamed.restore_sample(item.__restore_key__).text == item.text

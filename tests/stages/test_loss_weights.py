@@ -30,7 +30,7 @@ from energon_lite.core.keys import leaves
 from energon_lite.core.topology import Stream
 from energon_lite.loss import WeightedLabels
 
-from ..helpers import blend_maker, number_of, text_sets
+from ..helpers import blend_maker, text_sets
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
 WEIGHTS = {"a/train": 0.1, "b/train": 1.5, "c/train": 6.0, "a/train#2": 0.75}
@@ -281,31 +281,6 @@ def test_single_samples_have_a_scalar(sets, encoder) -> None:
         assert (weight.shape, weight.item()) == ((), 0.5)
 
 
-def test_batches_of_several_samples_of_one_have_one_entry_each(sets) -> None:
-    class Expanding(DefaultTaskEncoder):
-        @stateless
-        def encode_sample(self, sample: TextSample) -> Iterator[Own]:
-            for i in range(number_of(sample) % 3):
-                yield Own([f"{i}"])
-
-        @stateless
-        def batch(self, samples: list[Own]) -> Own:
-            return Own([text for sample in samples for text in sample.texts])
-
-    loader = get_savable_loader(dataset_of(sets, Expanding))
-    for batch in islice(loader, 12):
-        assert batch.loss_weight.shape == (4,)
-        assert len(batch.texts) == 4
-
-
-def test_batch_of_other_samples_than_those_of_its_key_has_no_weights_of_them(sets) -> None:
-    def first_two(batch: Any) -> Any:
-        return TextBatch(__key__=batch.__key__[:2], __restore_key__=(), text=batch.text[:2])
-
-    (batch,) = islice(dataset_of(sets, encoder_of(first_two)), 1)
-    assert batch.__loss_weight__ is None
-
-
 def test_items_of_a_generator_over_batches_have_those_of_the_whole_batch(sets) -> None:
     class Halving(DefaultTaskEncoder):
         @stateless
@@ -319,7 +294,7 @@ def test_items_of_a_generator_over_batches_have_those_of_the_whole_batch(sets) -
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
-@pytest.mark.parametrize("weights", [(0.1, 1.5, 0.75), (0.1, 1.0, 1.0), (1.0, 1.0, 1.0)])
+@pytest.mark.parametrize("weights", [(0.1, 1.5, 0.75), (1.0, 1.0, 1.0)])
 def test_mixed_batches_have_an_entry_per_sample(sets, carrier, weights) -> None:
     make, read = CARRIERS[carrier]
     ones = [
@@ -361,7 +336,7 @@ class Masked(DefaultTaskEncoder):
 
 
 @pytest.mark.parametrize("form", ["packed_batch", "huggingface", "labels", "mask"])
-@pytest.mark.parametrize("first", [0, 50, 1 << 30])  # samples are buffered
+@pytest.mark.parametrize("first", [50, 1 << 30])  # samples are buffered
 def test_run_without_any_loss_warns_once(sets, caplog, form, first) -> None:
     settings = {"batch_size": 1, "worker_config": ONE, "shuffle_buffer_size": None}
     loader = get_savable_loader(

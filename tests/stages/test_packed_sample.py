@@ -290,8 +290,7 @@ AS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", AS)
-@pytest.mark.parametrize("settings", [{}, {"layout": "thd"}, {"align": 4}])
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("settings", "rows"), [({}, 1), ({"layout": "thd"}, 3), ({"align": 4}, 3)])
 def test_every_field_of_a_sample_is_in_its_pack(kind, settings, rows) -> None:
     packing = Packing(16, **settings)
     packs = [[further(2, rows), further(3, rows)], [Fields(torch.tensor([7])), further(5, rows)]]

@@ -133,17 +133,6 @@ def test_longest_sample_that_fits_when_aligned_is_not_overlong(root, longest, nu
     assert all(batch.input_ids.shape == (1, 19) for batch in batches)
 
 
-def test_pieces_of_a_split_sample_are_consecutive_and_whole(root) -> None:
-    class Counting(Packs):
-        def changed(self, sample: TextSample, encoded: dict[str, Any]) -> dict[str, Any]:
-            return {**encoded, "input_ids": torch.arange(37) + 100 * number_of(sample)}
-
-    batches, _ = one_pass(root, Counting(overlong="split"))
-    found = torch.cat([batch.input_ids[batch.segment_ids > 0] for batch in batches])
-    expected = torch.cat([torch.arange(37) + 100 * i for i in range(NUM_SAMPLES)])
-    assert found.sort().values.tolist() == expected.tolist()
-
-
 class Pictures(Packs):
     """Samples of which each second one has a picture."""
 

@@ -17,7 +17,6 @@ from energon_lite import (
     DecodeFileStore,
     DefaultTaskEncoder,
     ImageSample,
-    Packing,
     PrimaryFileStore,
     StateError,
     SystemFileStore,
@@ -35,10 +34,9 @@ from energon_lite.extras.energon.energon_api import AuxDatasetReference, AuxFile
 from energon_lite.extras.lengths.length_index import measure_lengths
 from energon_lite.extras.prepare import prepare_dataset
 from energon_lite.extras.stores.file_stores import WebdatasetFileStore
-from energon_lite.testing import check_dataset
 
 from ..conftest import jpeg, write_tar
-from ..helpers import Ranks, assert_same, metadataset, text_set
+from ..helpers import assert_same, metadataset, text_set
 
 NUM_SAMPLES = 12
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -121,25 +119,6 @@ def test_cookers_get_decoded_files_and_append_their_sources(root: Path) -> None:
         ]  # fmt: skip
 
 
-class PackedPictures(Pictures):
-    packing = Packing(capacity=8)
-
-    @stateless
-    def encode_sample(self, sample: ImageSample) -> Any:
-        service = {"__key__": sample.__key__, "__sources__": sample.__sources__}
-        return {**service, "input_ids": [1, 2], "image": sample.image}
-
-    def sample_length(self, sample: dict[str, Any]) -> int:
-        return 2
-
-
-def test_sources_of_a_pack_are_those_of_its_samples(root: Path) -> None:
-    batch = next(iter(get_savable_loader(train(write(root, **AUX), PackedPictures()))))
-    for key, own in zip(batch.__key__, batch.__sources__, strict=True):
-        assert [info.index for info in own[:2]] == [int(key), f"pics/{int(key)}.jpg"]
-    assert batch.source_names == ["texts/train"] * 4
-
-
 def pair(sample: CrudeSample, images: Any, notes: Any) -> Any:
     image = images.get(sample["json"]["image"], sample)
     notes.get(sample["json"]["note"], sample)
@@ -151,20 +130,6 @@ def keys_first(sample: CrudeSample, images: Any, notes: Any) -> ImageSample:
     return ImageSample(**basic_sample_keys(sample), image=pair(sample, images, notes))
 
 
-def keys_between(sample: CrudeSample, images: Any, notes: Any) -> ImageSample:
-    image = images.get(sample["json"]["image"], sample)
-    fields = basic_sample_keys(sample)
-    notes.get(sample["json"]["note"], sample)
-    return ImageSample(**fields, image=image)
-
-
-def own_source(sample: CrudeSample, images: Any, notes: Any) -> ImageSample:
-    image, source = images[sample["json"]["image"]]
-    fields = basic_sample_keys(sample, [source])
-    notes.get(sample["json"]["note"], sample)
-    return ImageSample(**fields, image=image)
-
-
 def several(sample: CrudeSample, images: Any, notes: Any) -> Iterator[ImageSample]:
     yield keys_first(sample, images, notes)
 
@@ -174,7 +139,7 @@ def without(sample: CrudeSample, images: Any, notes: Any) -> ImageSample:
     return ImageSample(**fields, image=pair(sample, images, notes))
 
 
-@pytest.mark.parametrize("function", [keys_first, keys_between, own_source, several, without])
+@pytest.mark.parametrize("function", [keys_first, several, without])
 def test_sources_do_not_depend_on_the_order_in_which_a_cooker_reads_and_copies_them(
     root: Path, function: Any
 ) -> None:
@@ -231,23 +196,6 @@ def test_cookers_without_a_decoder_get_bytes(root: Path) -> None:
     batch = samples(train(write(root, images="images"), encoder), 1)[0]
     number = int(batch.__key__[0])
     assert batch.text == [str(len(jpeg(number * 20)))]
-
-
-def test_datasets_with_aux_obey_all_laws(root: Path) -> None:
-    check_dataset(train(write(root, **AUX), repeat=False, batch_size=2), max_items=8)
-
-
-def test_run_resumes_on_any_topology(root: Path) -> None:
-    path = write(root, **AUX)
-
-    def make(config: WorkerConfig) -> Any:
-        return train(path, worker_config=config, batch_size=2, shuffle_buffer_size=4)
-
-    whole = Ranks(make, 1, num_streams=4).slots(16)
-    first = Ranks(make, 2, 0, num_streams=4)
-    begun = first.slots(6)
-    rest = {**Ranks(make, 1, 1, states=first.save()).slots(10)}
-    assert_same(dict(sorted({**begun, **rest}.items())), whole)
 
 
 def test_missing_file_is_a_skipped_sample_that_names_key_and_store(

@@ -125,14 +125,10 @@ class Plain(Encoder):
 @pytest.mark.parametrize(
     ("path", "settings"),
     [
-        ("a", {}),
-        ("a", {"repeat": False}),
         ("a", {"virtual_epoch_length": 5}),
         ("blend.yaml", {}),
         ("epochs.yaml", {}),
-        ("epochs.yaml", {"repeat": False, "batch_drop_last": True}),
-        ("concat.yaml", {}),
-        ("concat.yaml", {"repeat": False}),
+        ("concat.yaml", {"repeat": False, "batch_drop_last": True}),
     ],
 )
 def test_builders_of_the_base_build_the_pipeline_without_overrides(root, path, settings) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import random
-from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -335,26 +334,6 @@ def test_noise_of_a_sample_differs_from_epoch_to_epoch(texts, encoder) -> None:
     assert {len(found) for found in noises.values()} == {3}
 
 
-def test_restore_seeds_leaves_the_global_generators_as_they_were(texts) -> None:
-    @stateless(restore_seeds=True)
-    def encode_sample(self: Any, sample: Any) -> Any:
-        noise()
-        if number_of(sample) % 2:
-            raise ValueError("odd")
-        return sample
-
-    expected = []
-    for is_run in (False, True):
-        for seed in (torch.manual_seed, np.random.seed, random.seed):
-            seed(1)
-        if is_run:
-            loader = loader_of(texts, encoder_with(encode_sample=encode_sample))
-            (sample, *_) = first(loader, 5)  # others fail
-            loader.restore_sample(sample.__restore_key__)
-        expected.append(noise())
-    assert expected[0] == expected[1]
-
-
 def test_hooks_of_one_sample_have_different_noise(texts) -> None:
     @stateless
     def draw(self: Any, sample: TextSample) -> TextSample:
@@ -499,13 +478,6 @@ def test_groups_may_be_scalars_of_numpy_and_nested_tuples(texts) -> None:
         loader = loader_of(texts, encoder, **own)
         batches = list(loader)
         assert [len(keys_of(batch)) for batch in batches] == [4] * 10
-
-
-def test_groups_that_are_not_full_come_at_the_end_or_are_dropped(texts) -> None:
-    encoder = encoder_with(batch_group_criterion=lambda self, sample: (number_of(sample) % 3, None))
-    for drop, expected in ((False, {6: 6, 2: 1, 1: 2}), (True, {6: 6})):
-        own = {"batch_size": 6, "repeat": False, "batch_drop_last": drop}
-        assert Counter(len(keys_of(b)) for b in loader_of(texts, encoder, **own)) == expected
 
 
 # ----------------------------------------------------------------------------------------- cookers
