@@ -36,7 +36,6 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.core.state import checksum, digest
-from energon_lite.extras.lengths.length_index import measure_lengths
 from energon_lite.extras.prepare import prepare_dataset
 from energon_lite.loader.count_table import TIMES
 from energon_lite.loader.resume import counts_in, decompressed
@@ -68,20 +67,6 @@ def text_sets(folder: Path, **sizes: int) -> Path:
     """Writes and prepares several sets of texts, by name."""
     for name, num_samples in sizes.items():
         text_set(folder / name, num_samples)
-    return folder
-
-
-def broken_sets(folder: Path, encoder: Any) -> Path:
-    """Writes sets `a` and `b`, measured as `index`; afterwards every eleventh sample breaks."""
-    for name, num in (("a", 90), ("b", 40)):
-        root = text_set(folder / name, num)
-        measure_lengths(root, encoder, name="index", num_workers=0)
-        for shard in root.glob("*.tar"):
-            data = shard.read_bytes()
-            for number in range(0, num, 11):
-                text = b"text %d " % number
-                data = data.replace(text, b"\xff" * len(text))
-            shard.write_bytes(data)
     return folder
 
 

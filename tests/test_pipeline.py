@@ -42,16 +42,6 @@ def captions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return caption_set(tmp_path_factory.mktemp("pipeline") / "captions", 8)
 
 
-def test_whole_road_from_a_folder_to_batches(captions) -> None:
-    dataset = get_train_dataset(
-        captions, worker_config=CONFIG, batch_size=4, shuffle_buffer_size=10
-    )
-    batch = next(iter(get_loader(dataset)))
-    assert batch.image.shape == (4, 3, 16, 24)
-    assert batch.image.dtype == torch.float32
-    assert len(batch.caption) == len(batch.__key__) == 4
-
-
 def test_worker_config_is_optional_everywhere(texts) -> None:
     dataset = get_train_dataset(texts, batch_size=2)
     assert dataset.worker_config is None

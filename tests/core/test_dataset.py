@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from itertools import islice
 
 import pytest
 
-from energon_lite import MapDataset, WorkerConfig
+from energon_lite import WorkerConfig
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import Snapshot
@@ -16,11 +15,6 @@ from energon_lite.testing import first_difference
 from ..helpers import assert_same, train
 
 NUM_TEXTS = 20
-
-
-def twice(item: object) -> Iterator[object]:
-    yield item
-    yield item
 
 
 def config_of(**more: object) -> WorkerConfig:
@@ -36,22 +30,6 @@ def test_skip_is_as_many_next_and_leaves_skipped_samples_uncounted(texts) -> Non
     assert run.num_returned == 5
     assert_same(list(islice(run, 7)), expected[5:])
     assert run.context.take_records() != []
-
-
-def test_skips_met_again_while_a_place_is_restored_are_not_counted_again(texts) -> None:
-    dataset = train(texts, "skipping", batch_size=1)(config_of())
-    doubled = MapDataset(dataset, twice)
-    run = StreamRun(doubled, Stream(0, 1), max_skip_rate=1)
-    num_inside = 0
-    for _ in range(30):
-        next(run)
-        counted = run.context.take_records()
-        resumed = StreamRun(doubled, Stream(0, 1), max_skip_rate=1)
-        resumed.restore(run.snapshot())
-        assert resumed.context.records == []
-        assert resumed.snapshot() == run.snapshot()
-        num_inside += bool(counted)
-    assert num_inside > 0
 
 
 def test_direct_iteration_ends_with_a_virtual_epoch_and_starts_again(texts) -> None:
@@ -74,19 +52,6 @@ def test_refused_snapshot_leaves_run_and_records_alone(texts) -> None:
             run.restore(Snapshot("stream", fields, run.snapshot().inner))
     assert run.context.records == records
     assert_same(list(islice(run, 6)), expected[4:])
-
-
-@pytest.mark.parametrize(("world_size", "num_streams"), [(1, 1), (2, 4), (4, 2), (3, 8), (5, 1)])
-def test_lengths_of_all_ranks_add_up(texts, world_size, num_streams) -> None:
-    lengths = [
-        len(
-            train(texts, batch_size=1, repeat=False)(
-                config_of(rank=rank, world_size=world_size, num_streams=num_streams)
-            )
-        )
-        for rank in range(world_size)
-    ]
-    assert sum(lengths) == 20
 
 
 @pytest.mark.parametrize(

@@ -87,13 +87,6 @@ def test_random_draws_are_independent(num_streams) -> None:
         assert ((pairs - expected) ** 2 / expected).sum() < 55
 
 
-def test_random_draws_follow_a_schedule() -> None:
-    tree = Weights([Schedule("linear", ((0, 0.0), (1e5, 1.0))), 1.0])
-    children = BlendOrder(tree, "random", 2, Stream(0, 1)).block(0, 100_000)
-    expected = tree.expected(100_000)[0]
-    assert abs(np.count_nonzero(children == 0) - expected) < 5 * expected**0.5
-
-
 def test_source_comes_and_goes_with_the_draw_of_the_run_that_its_schedule_names() -> None:
     tree = Weights([1.0, Schedule("step", ((0, 0.0), (1000, 9.0), (3000, 0.0)))])
     for mode in ("exact", "random"):

@@ -106,7 +106,7 @@ def test_every_prefix_of_a_stream_is_within_one_longest_sample(case, lag, stream
     assert max(errors[300:]) <= BOUND
 
 
-@pytest.mark.parametrize("num_streams", [1, 4, 12])
+@pytest.mark.parametrize("num_streams", [1, 12])
 @pytest.mark.parametrize("case", list(CASES))
 def test_first_means_keep_all_streams_near_from_the_start(case, num_streams) -> None:
     weights, means = CASES[case]
@@ -137,18 +137,6 @@ def test_shares_follow_a_schedule(lag) -> None:
         assert np.abs(asked - given).max() <= 1.5 * max(of[1])
         assert draw < 2000 or child == 1 or draw < 2000 + 3
     assert given.min() > 0
-
-
-def test_source_whose_samples_are_skipped_gets_more_draws() -> None:
-    of = [lengths(400, "a"), lengths(400, "b")]
-    run = Run([1, 1], of, lag=LAG, omitted=lambda child, number: child == 0 and number % 3 > 0)
-    given, draws = [0, 0], [0, 0]
-    for _ in range(4000):
-        child, tokens = run.draw()
-        given[child] += tokens
-        draws[child] += 1
-    assert abs(given[0] - given[1]) <= 2 * max(map(max, of))
-    assert draws[0] / draws[1] == pytest.approx(3, rel=0.02)
 
 
 def test_source_of_which_nothing_comes_through_does_not_stop_the_others() -> None:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import Any
 
 import numpy as np
 import pytest
 
-from energon_lite.batching.collector import Samples
-from energon_lite.batching.rules import Packing
 from energon_lite.batching.stream import StreamingPacker, pack_stream
-from energon_lite.batching.stream_packs import StreamPacks
 from energon_lite.extras.samplers.best import lower_bound
 
 from .test_streaming import as_rows, fill, text_lengths
@@ -60,28 +56,3 @@ def test_lengths_of_which_many_fill_a_pack_have_no_price(capacity: int) -> None:
         assert packer.state()["price"] == 0
         packer.next_pack()
         fill(packer, rows)
-
-
-def test_a_collector_resumes_with_its_price() -> None:
-    packing = Packing(capacity=384)
-    lengths = middling_lengths(800)
-
-    def feed(packs: StreamPacks, start: int, stop: int) -> list[Any]:
-        found = []
-        for number in range(start, stop):
-            if packs.add_one(number, 0, (int(lengths[number]),)):
-                while (pack := packs.next(0, False)) is not None:
-                    found.append(pack)
-        return found
-
-    packs = StreamPacks(packing)
-    returned = {number for pack in feed(packs, 0, 500) for number in pack}
-    state = packs.state()
-    counts, rows = state.counts, state.rows([n for n in range(500) if n not in returned])
-    assert counts["groups"][0][-1] > 0  # the price
-    numbers = rows[:, 0]
-    buffered = Samples(numbers, np.zeros_like(numbers), lengths[numbers][:, None])
-    wanted = feed(packs, 500, 800)
-    same = StreamPacks(packing)
-    same.restore(counts, buffered, rows[:, 1:])
-    assert feed(same, 500, 800) == wanted

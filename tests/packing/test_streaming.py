@@ -289,20 +289,6 @@ def test_states_of_a_packer_with_other_arguments_are_refused() -> None:
             other.restore(state)
 
 
-def test_a_state_of_nothing_is_restored() -> None:
-    packer = StreamingPacker(10)
-    empty = through_json(packer.state())
-    assert empty == {"numbers": [], "lengths": [], "added": 0, "totals": [0], "price": 0}
-    packer.add(3)
-    packer.restore(empty)
-    assert packer.num_buffered == packer.num_added == 0
-    packer.add(4)
-    packer.next_pack()
-    packer.restore(through_json(packer.state()))
-    packer.add(5)
-    assert packer.buffered() == [1]
-
-
 @examples(50)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 9)), min_size=1, max_size=80),

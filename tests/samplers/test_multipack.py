@@ -32,13 +32,6 @@ def test_order_of_an_epoch_is_the_same_in_every_version() -> None:
     ]
 
 
-def test_packs_do_not_go_from_long_samples_to_short_ones() -> None:
-    lengths = text_lengths(20_000)
-    sampler = MultipackBatchSampler(lengths, 4096, algorithm="first_fit_decreasing")
-    longest = [max(lengths[i] for i in pack) for batch in sampler for pack in batch]
-    assert abs(np.corrcoef(longest[1:], longest[:-1])[0, 1]) < 0.1
-
-
 def test_flatten_makes_one_list_of_indices_for_a_batch() -> None:
     nested, flat = (
         list(MultipackBatchSampler(text_lengths(50), 4096, 2, flatten=flatten))

@@ -74,13 +74,6 @@ def test_calls_that_are_neither_are_refused(args: Any, settings: Any, message: s
         MultipackBatchSampler(*args, **settings)
 
 
-def test_drop_in_call_packs_as_well_as_our_own() -> None:
-    own = MultipackBatchSampler(LENGTHS, 2048, 1)
-    drop_in = MultipackBatchSampler(ordered(), 1, 2048, LENGTHS)
-    assert drop_in.settings.algorithm == own.settings.algorithm == "best"
-    assert abs(drop_in.efficiency() - own.efficiency()) < 0.01
-
-
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_attributes_that_axolotls_code_reads_are_those_of_the_yielded_packs(

@@ -50,15 +50,6 @@ def test_ranks_of_a_step_have_batches_of_similar_length() -> None:
     assert abs(np.corrcoef(longest[1:], longest[:-1])[0, 1]) < 0.2
 
 
-def test_steps_stay_in_their_window() -> None:
-    window = 1000
-    sampler = alone(np.full(10_000, 7), batch_size=10, window=window)
-    plain = alone(np.full(10_000, 7), batch_size=10, window=window, shuffle=False)
-    assert [batch[0] // window for batch in plain] == [i // 100 for i in range(1000)]
-    order = [index for batch in sampler for index in batch]
-    assert sorted(order) == list(range(10_000)) != order
-
-
 def test_batch_size_fn_is_called_once_for_each_length() -> None:
     calls: list[int] = []
 

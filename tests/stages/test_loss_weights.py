@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -279,18 +278,6 @@ def test_single_samples_have_a_scalar(sets, encoder) -> None:
         (item,) = islice(dataset_of(sets, encoder, split, batch_size=None), 1)
         weight = item["loss_weight"] if isinstance(item, dict) else item.loss_weight
         assert (weight.shape, weight.item()) == ((), 0.5)
-
-
-def test_items_of_a_generator_over_batches_have_those_of_the_whole_batch(sets) -> None:
-    class Halving(DefaultTaskEncoder):
-        @stateless
-        def encode_batch(self, batch: Any) -> Iterator[Own]:
-            for part in range(2):
-                yield Own(batch.text[part::2])
-
-    plain = list(islice(dataset_of(sets, batch_size=1), 10))
-    for number, item in enumerate(islice(dataset_of(sets, Halving, batch_size=1), 20)):
-        assert_weighs(item.loss_weight, expected_of(plain[number // 2].__restore_key__))
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)

@@ -12,13 +12,11 @@ from energon_lite import (
     FilterDataset,
     MapDataset,
     WorkerConfig,
-    sample_rng,
     stateless,
 )
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.state import config_differences
 from energon_lite.core.topology import Stream
-from energon_lite.core.user_function import UserFunction
 
 from ..helpers import in_file_order, number_of
 
@@ -50,13 +48,6 @@ def test_generator_yields_any_number_of_items_with_keys_of_their_own(texts) -> N
     assert [item for item, _ in found] == list("text") * 10
     assert found[5] == ("e", ("map", 1, ("texts/train", 0, 1, 1)))
     assert [dataset.restore_sample(restore_key) for _, restore_key in found] == list("text") * 10
-
-
-def test_function_reports_where_it_was_written(texts) -> None:
-    function = UserFunction(key, name="key")
-    assert function.where.startswith("key (test_map.py:")
-    assert UserFunction(len, name="len").where == "len"
-    assert pickle.loads(pickle.dumps(function)).where == function.where
 
 
 def test_replay_needs_functions_that_are_stateless_by_argument_or_by_mark(texts) -> None:
@@ -122,16 +113,3 @@ def test_items_with_a_true_answer_are_kept_and_the_others_skipped_on_purpose(tex
     for answer in (None, 0, "", False):
         dataset = FilterDataset(in_file_order(texts), filter_fn=lambda _, answer=answer: answer)
         assert list(dataset) == []
-
-
-def test_random_filter_follows_the_seed_of_the_run(texts) -> None:
-    def kept(seed: int) -> list[int]:
-        config = WorkerConfig(rank=0, world_size=1, num_workers=0, seed_offset=seed)
-        dataset = FilterDataset(
-            in_file_order(texts), filter_fn=lambda sample: sample_rng().random() < 0.5,
-            worker_config=config,
-        )  # fmt: skip
-        return [number_of(sample) for sample in dataset]
-
-    assert kept(1) == kept(1)
-    assert len({tuple(kept(seed)) for seed in range(6)}) > 3

@@ -98,27 +98,6 @@ def test_failing_samples_and_batches_leave_ranks_in_step(texts) -> None:
     assert num_failed > 10
 
 
-def test_sample_whose_group_function_fails_is_skipped_and_counted(text_sets) -> None:
-    run = StreamRun(batches_of(text_sets(110), group_by=group_or_none), ONE_STREAM, 1.0)
-    found = sorted(number for batch in run for number in batch)
-    assert found == [i for i in range(110) if i % 5 != 3 and i % 11 != 4]
-    assert sum(r.num_samples for r in run.context.take_records()) == 110 - len(found)
-
-
-def test_samples_that_fill_batches_up_are_marked_in_their_keys(text_sets) -> None:
-    dataset = batches_of(text_sets(37), end="pad")
-    run = StreamRun(dataset, ONE_STREAM)
-    again, first = [], []
-    for batch in run:
-        assert dataset.restore_sample(run.key) == batch
-        for key, number in zip(run.key[2:], batch, strict=True):
-            (again if key[0] == "repeated" else first).append((key, number))
-    assert sorted(number for _, number in first) == list(range(37))
-    assert len(again) == -28 % 4 + -9 % 4  # of images, and of texts
-    assert [key[1] for key, _ in again] == list(range(len(again)))
-    assert all(key[2][2] == number for key, number in again)
-
-
 # ------------------------------------------------------------- shares that the data do not have
 
 

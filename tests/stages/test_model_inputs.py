@@ -209,21 +209,6 @@ def test_kept_fields_are_inputs_as_they_are() -> None:
     assert masked["position_ids"][0, :3].tolist() == [1, 2, 0]
 
 
-class Pictures(Text):
-    """Pictures of two sizes."""
-
-    @stateless
-    def encode_sample(self, sample: TextSample) -> dict[str, Any]:
-        image = torch.zeros(3, 2 + int(sample.__key__) % 2, 2)
-        return super().encode_sample(sample) | {"images": [image]}
-
-
-def test_error_of_a_pack_of_many_samples_is_short(texts: Path) -> None:
-    with pytest.raises(FatalSampleError, match="not pixel_values of one shape") as caught:
-        next(iter(loader_of(texts, Pictures(capacity=400))))
-    assert len(str(caught.value)) < 300
-
-
 def weighted(root: Path, texts: Path) -> Path:
     path = root / "weighted.yaml"
     path.write_text(

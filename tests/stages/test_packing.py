@@ -87,13 +87,7 @@ def tokens_of(batches: list[PackedBatch]) -> Counter[int]:
 FILE_ORDER = {"shuffle_buffer_size": 0, "shuffle_over_epochs_multiplier": None}
 
 
-def test_sequential_keeps_the_order_of_the_samples(root) -> None:
-    batches, _ = one_pass(root, Packs(algorithm="sequential"), **FILE_ORDER)
-    assert [int(key) for batch in batches for key in batch.__key__] == list(range(NUM_SAMPLES))
-
-
-@pytest.mark.parametrize("batch_size", [None, 1, 3])
-@pytest.mark.parametrize("layout", ["padded", "thd"])
+@pytest.mark.parametrize(("batch_size", "layout"), [(None, "padded"), (3, "padded"), (3, "thd")])
 def test_service_fields_of_packs_have_an_entry_per_sample(root, batch_size, layout) -> None:
     class Tagged(Packs):
         def changed(self, sample: TextSample, encoded: dict[str, Any]) -> dict[str, Any]:

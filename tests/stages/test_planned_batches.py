@@ -100,7 +100,7 @@ def test_first_plan_may_begin_with_the_longest(root: Path) -> None:
     assert longest[:-2] == sorted(longest[:-2], reverse=True)
 
 
-@pytest.mark.parametrize("sizes", [(30, 0), (0, 30), (5, 3), (1, 700), (13, 40), (1, 1)])
+@pytest.mark.parametrize("sizes", [(0, 30), (5, 3), (13, 40)])
 @pytest.mark.parametrize("end", ["keep", "drop", "pad"])
 def test_any_group_may_be_empty_and_any_size_indivisible(
     tmp_path: Path, sizes: tuple[int, int], end: Any

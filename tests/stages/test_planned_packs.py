@@ -207,18 +207,6 @@ def test_regression_pass_without_a_pack_yields_nothing(tmp_path: Path) -> None:
     assert list(get_savable_loader(dataset, max_skip_rate=1)) == []
 
 
-def test_what_fails_leaves_its_place_empty_and_is_counted(root: Path) -> None:
-    dataset = packed(root, Failing(plan_window=40))
-    expected = packed(root, Encoder(plan_window=40))
-    gone, records = {BROKEN, SKIPPED}, []
-    for index in range(4):
-        run = StreamRun(dataset, Stream(index, 4))
-        kept = [[n for n in pack if n not in gone] for pack in lists_of(expected, index)]
-        assert list(run) == [pack for pack in kept if pack]
-        records += run.context.take_records()
-    assert sorted(record.on_purpose for record in records) == [False, True]
-
-
 def test_regression_packs_that_fail_whole_do_not_damage_a_state(root: Path) -> None:
     """They waited with the others for their turn, and a checkpoint with them was refused."""
 
