@@ -35,6 +35,7 @@ def run_program(
     *argv: object,
     cwd: Path | None = None,
     env: dict[str, str] | None = None,
+    stdin: int | None = None,
     timeout: float = LIMIT_SEC,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a program to its end, as `subprocess.run` does with `capture_output` and `text`.
@@ -43,10 +44,13 @@ def run_program(
         argv: what follows `python`: a script, "-c" and code, or "-m" and a module; then arguments.
         cwd: its folder; by default that of the test.
         env: its environment; by default that of the test.
+        stdin: a file descriptor; by default of nothing.
         timeout: seconds, after which all of its processes are killed.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        with Program(*argv, cwd=cwd, env=env, stdout=out.fileno(), stderr=err.fileno()) as program:
+        with Program(
+            *argv, cwd=cwd, env=env, stdin=stdin, stdout=out.fileno(), stderr=err.fileno()
+        ) as program:
             code = program.wait(timeout)
         for file in (out, err):
             file.seek(0)
@@ -80,6 +84,7 @@ class Program:
         *argv: object,
         cwd: Path | None = None,
         env: dict[str, str] | None = None,
+        stdin: int | None = None,
         stdout: int = 1,
         stderr: int = 2,
     ) -> None:
@@ -89,7 +94,9 @@ class Program:
             "cwd": str(cwd or Path.cwd()),
             "env": dict(os.environ if env is None else env),
         }
-        self.pid: int = _server.ask(request, stdout, stderr)
+        with Path(os.devnull).open() as nothing:
+            files = (nothing.fileno() if stdin is None else stdin, stdout, stderr)
+            self.pid: int = _server.ask(request, *files)
 
     def exit_code(self) -> int | None:
         """The exit code as `subprocess` has it; None as long as the program runs."""
@@ -165,7 +172,7 @@ def serve() -> CodeType:
     programs: set[int] = set()
     while os.getppid() == tests:
         try:
-            message, files, *_ = socket.recv_fds(requests, _MAX_BYTES, 2)
+            message, files, *_ = socket.recv_fds(requests, _MAX_BYTES, 3)
         except TimeoutError:
             continue
         if not message:
@@ -179,7 +186,7 @@ def serve() -> CodeType:
             answer = os.fork()
             if answer == 0:
                 requests.detach()
-                return _become(*files, **request)
+                return _become(files, **request)
             programs.add(answer)
             for file in files:
                 os.close(file)
@@ -190,13 +197,13 @@ def serve() -> CodeType:
     os._exit(0)
 
 
-def _become(stdout: int, stderr: int, argv: list[str], cwd: str, env: dict[str, str]) -> CodeType:
+def _become(files: list[int], argv: list[str], cwd: str, env: dict[str, str]) -> CodeType:
     """Makes this process that of a program, and returns its code."""
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     # A shell may have started the tests in the background, where interrupts are ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), stdout, stderr)):
+    for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
     os.chdir(cwd)

@@ -44,7 +44,7 @@ class Encoder(DefaultTaskEncoder):
         return batch.input_ids, modules()
 
 def loader():
-    config = WorkerConfig(rank=0, world_size=1, num_workers=2, start_method=sys.argv[2])
+    config = WorkerConfig(rank=0, world_size=1, num_workers=1, start_method=sys.argv[2])
     dataset = get_train_dataset(
         sys.argv[1], batch_size=2, task_encoder=Encoder(), worker_config=config,
         shuffle_buffer_size=10, max_samples_per_sequence=10,

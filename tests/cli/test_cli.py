@@ -184,7 +184,6 @@ def test_plan_predicts_what_a_run_will_read(root, blend):
 
 
 MAIN = "from energon_lite.extras.cli import main; main()"
-COMMAND = [sys.executable, "-c", MAIN]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPO), "COLUMNS": "200"}
 
 
@@ -429,10 +428,8 @@ def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path, command):
 
 @pytest.mark.processes
 def test_a_closed_stdin_never_makes_it_wait(root):
-    # Not by `preexec_fn`: that runs Python between fork and exec, and may wait forever for a lock
-    # that another thread of the tests held.
-    command = ["sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, "prepare", str(root)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
+    code = f"import os, sys; os.close(0); sys.stdin = None; {MAIN}"
+    result = run_program("-c", code, "prepare", root, env=ENVIRONMENT)
     assert result.returncode == 2
     assert "--split-ratio" in result.stderr
     assert "Traceback" not in result.stderr
@@ -440,23 +437,16 @@ def test_a_closed_stdin_never_makes_it_wait(root):
 
 @pytest.mark.processes
 def test_on_a_terminal_it_asks_for_what_is_missing(root):
-    parent, child = pty.openpty()
-    command = [*COMMAND, "prepare", str(root)]
-    with subprocess.Popen(
-        command, stdin=child, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
-    ) as process:
-        os.close(child)
-        os.write(parent, b"8,x\n2,1,1\ny\nNope\n6\n8\ny\npng\n\ntxt\n")
-        try:
-            output, errors = process.communicate(timeout=120)
-        finally:
-            process.kill()
-            os.close(parent)
-    assert process.returncode == 0, errors
-    assert b"give two or three numbers" in output
-    assert b"'Nope' is not a sample type of the list" in output
-    assert b"'6' is not a sample type of the list" in output
-    assert output.count(b"That type doesn't exist in the WebDataset") == 2
+    terminal, stdin = pty.openpty()
+    os.write(terminal, b"8,x\n2,1,1\ny\nNope\n6\n8\ny\npng\n\ntxt\n")
+    done = run_program("-c", MAIN, "prepare", root, env=ENVIRONMENT, stdin=stdin)
+    os.close(terminal)
+    os.close(stdin)
+    assert done.returncode == 0, done.stderr
+    assert "give two or three numbers" in done.stdout
+    assert "'Nope' is not a sample type of the list" in done.stdout
+    assert "'6' is not a sample type of the list" in done.stdout
+    assert done.stdout.count("That type doesn't exist in the WebDataset") == 2
     assert read_dataset_config(root)["field_map"] == {"text": "txt"}
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
 import sys
 from contextlib import suppress
 from typing import Any
 
 from energon_lite.loader.workers.executor import Executor, Pass, WorkerDied, next_of
+from tests.programs import Program
 
 
 class ProgramExecutor(Executor):
@@ -20,21 +20,23 @@ class ProgramExecutor(Executor):
     def start(self, job: Pass) -> None:
         """Begins a pass, the first one in a new program."""
         if self.program is None:
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-            self.program = subprocess.Popen([sys.executable, __file__], env=environment, **pipes)
+            (stdin, orders), (answers, stdout) = os.pipe(), os.pipe()
+            self.program = Program(__file__, stdin=stdin, stdout=stdout)
+            os.close(stdin)
+            os.close(stdout)
+            self.orders, self.answers = os.fdopen(orders, "wb"), os.fdopen(answers, "rb")
             self._send(self.settings)
         self._send(job)
 
     def _send(self, order: Any) -> None:
         with suppress(BrokenPipeError):  # which the next answer reports
-            pickle.dump(order, self.program.stdin)
-            self.program.stdin.flush()
+            pickle.dump(order, self.orders)
+            self.orders.flush()
 
     def take(self, number: int, for_sec: float) -> Any:
         """Returns the next delivery, and asks for another one."""
         try:
-            found, delivery = pickle.load(self.program.stdout)
+            found, delivery = pickle.load(self.answers)
         except EOFError:
             raise WorkerDied(f"program {self.program.pid}") from None
         if found != number:
@@ -45,7 +47,9 @@ class ProgramExecutor(Executor):
     def end(self, for_sec: float) -> None:
         """Ends the program."""
         self.program.kill()
-        self.program.communicate()
+        self.answers.close()
+        with suppress(BrokenPipeError):
+            self.orders.close()
 
 
 if __name__ == "__main__":

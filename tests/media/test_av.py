@@ -619,7 +619,7 @@ def loader_of(root, encoder, start_method=None, **options):
     return get_savable_loader(dataset)
 
 
-@pytest.mark.parametrize("start_method", [None, "fork", "spawn"])
+@pytest.mark.parametrize("start_method", [None, "fork", "forkserver"])
 def test_decoders_in_packing_buffers_resume_in_any_process(videos, start_method, caplog) -> None:
     options = {"batch_size": None, "packing_buffer_size": 4}
     loader = loader_of(videos, Frames(), start_method, **options)

@@ -159,7 +159,7 @@ def test_fetcher_that_is_stuck_before_it_listens_is_replaced(
     server: Server, texts: Path, monkeypatch: Any
 ) -> None:
     """It has the lock of the folder, so that another one ends at once."""
-    monkeypatch.setattr(fetcher_client, "_SILENT_SEC", 0.5)
+    monkeypatch.setattr(fetcher_client, "_SILENT_SEC", 3.0)
     script = (
         "import fcntl, sys, time; file = open(sys.argv[1], 'w')\n"
         "fcntl.lockf(file, fcntl.LOCK_EX); print('locked', flush=True); time.sleep(600)"
@@ -334,19 +334,6 @@ def test_fetcher_ends_with_its_last_client(
         time.sleep(0.1)
     assert fetchers() == []
     assert [path.name for path in place.rglob("*.data")] == []
-
-
-def test_local_data_import_nothing_of_this(texts: Path) -> None:
-    script = (
-        "import sys\n"
-        "from energon_lite import WorkerConfig, get_train_dataset, get_savable_loader\n"
-        "config = WorkerConfig(rank=0, world_size=1, num_workers=0)\n"
-        f"dataset = get_train_dataset({str(texts / 'texts')!r}, batch_size=2, worker_config=config,"
-        " shuffle_buffer_size=None)\n"
-        "next(iter(get_savable_loader(dataset)))\n"
-        "assert not [name for name in sys.modules if 'extras' in name and 'energon_lite' in name]\n"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
 def test_errors_name_the_line_that_led_to_the_object(server: Server, tmp_path: Path) -> None:
