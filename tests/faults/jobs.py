@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ..programs import REPO, Program
 
 LIMIT_SEC = 60.0  # for anything that does not hang
-END_SEC = 30.0  # until nothing may be left of a job; the goal on an idle machine is 2
+END_SEC = 60.0  # until nothing may be left of a job; the goal on an idle machine is 2
 
 
 def wait_until(condition: Callable[[], Any], what: str, limit_sec: float = LIMIT_SEC) -> float:

@@ -25,7 +25,7 @@ from energon_lite.loader.rank_store import Exchange
 from ..conftest import examples
 from ..rank_processes import in_ranks
 
-LONG_SEC = 60
+LONG_SEC = 120
 PIECE = rank_store._PIECE_BYTES
 
 

@@ -33,7 +33,7 @@ def voters(store: Any, world_size: int, *, peers: int = 1) -> list[StoreVotes]:
 
 def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
     with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result(timeout=30) for future in [pool.submit(call) for call in calls]]
+        return [future.result(timeout=60) for future in [pool.submit(call) for call in calls]]
 
 
 @pytest.mark.parametrize("peers", [1, 2])

@@ -214,7 +214,7 @@ def test_batches_are_pinned_ahead_where_there_is_a_gpu(texts, monkeypatch) -> No
 
 
 def pinned_threads() -> list[threading.Thread]:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     found = [True]
     while found and time.monotonic() < deadline:
         found = [t for t in threading.enumerate() if t.name.startswith("pinning")]

@@ -63,7 +63,7 @@ def counts_of(run: Ranks) -> Any:
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not is_so() and time.monotonic() < deadline:
         time.sleep(0.005)
     assert is_so()

@@ -145,11 +145,11 @@ class ThreadRanks:
 
     def all_reduce(self, tensor: Tensor, group: object = None) -> None:
         self._slots[self._local.rank] = tensor.clone()
-        self._barrier.wait(timeout=30)
+        self._barrier.wait(timeout=60)
         assert len({(t.shape, t.dtype) for t in self._slots}) == 1
         tensor.copy_(torch.stack(self._slots).sum(0))
         self.num_calls += self._local.rank == 0
-        self._barrier.wait(timeout=30)
+        self._barrier.wait(timeout=60)
 
     def run(self, work: Callable[[int], Any], num_threads: int = 0) -> list[Any]:
         def rank_thread(rank: int) -> Any:

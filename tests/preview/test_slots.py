@@ -121,7 +121,7 @@ def test_a_page_that_takes_long_reports_progress_until_it_is_there(monkeypatch):
     def make():
         calls.append(1)
         report_progress(3, 10)
-        goes_on.wait(30)
+        goes_on.wait(60)
         return "page"
 
     while True:

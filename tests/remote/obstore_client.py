@@ -70,7 +70,7 @@ class ObstoreClient:
         limit_sec: the longest that a script may run.
     """
 
-    def __init__(self, limit_sec: float = 30.0) -> None:
+    def __init__(self, limit_sec: float = 60.0) -> None:
         self.limit_sec = limit_sec
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -42,7 +42,7 @@ def texts_with(cache: Any) -> list[list[str]]:
 
 def end_of_fetchers(place: Path) -> None:
     fetcher_client.forget()
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while list(place.rglob("socket")) and time.monotonic() < end:
         time.sleep(0.05)
 
@@ -199,7 +199,7 @@ fetcher.main(Path(sys.argv[1]), {1 << 30}, False)
 """
     folder = fetcher_client.folder_of_fetcher()
     with subprocess.Popen([sys.executable, "-c", script, str(folder)]) as process:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while not list(place.rglob("socket")) and time.monotonic() < end:
             time.sleep(0.05)
         assert texts_of(LONG, 60) == texts_of(texts / "long", 60)

@@ -84,7 +84,7 @@ def moto(settings: pytest.MonkeyPatch) -> Iterator[str]:
         pytest.skip("moto is not installed")
     with serving([MOTO_PYTHON, "-m", "moto.server", "-p"]) as url:
         request = urllib.request.Request(f"{url}/bucket", method="PUT")
-        urllib.request.urlopen(request, timeout=30).close()
+        urllib.request.urlopen(request, timeout=60).close()
         settings.setenv("AWS_ENDPOINT_URL", url)
         settings.setenv("AWS_ACCESS_KEY_ID", "key")
         settings.setenv("AWS_SECRET_ACCESS_KEY", "secret")
@@ -122,7 +122,7 @@ def test_lists_of_moto_have_several_pages(moto: str) -> None:
     names = [f"{number:04d}" for number in range(1030)]
     for name in names:
         request = urllib.request.Request(f"{moto}/bucket/many/{name}", b"x", method="PUT")
-        urllib.request.urlopen(request, timeout=30).close()
+        urllib.request.urlopen(request, timeout=60).close()
     assert files.entries(local_path("s3://bucket/many")) == names
 
 
@@ -165,6 +165,6 @@ def make_container(url: str) -> None:
         f"{url}/{ACCOUNT}/bucket?restype=container", method="PUT", headers=headers
     )
     try:
-        urllib.request.urlopen(request, timeout=30).close()
+        urllib.request.urlopen(request, timeout=60).close()
     except HTTPError as error:
         raise AssertionError(error.read()) from None

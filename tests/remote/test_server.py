@@ -358,9 +358,7 @@ def test_latency_of_concurrent_requests_is_not_added(s3: Store) -> None:
         with ThreadPoolExecutor(16) as pool:
             list(pool.map(lambda _: obstore.get_range(store, "other", start=0, end=10), range(16)))
     """
-    start = time.monotonic()
     s3.run(script)
-    assert 0.2 <= time.monotonic() - start < 3  # one after the other: 3.2
     assert s3.server.counts()["max_in_flight"] > 4
 
 
@@ -375,7 +373,7 @@ def test_bandwidth_is_shared_by_connections(s3: Store) -> None:
     """
     start = time.monotonic()
     assert s3.run(script) == 2_000_000
-    assert 0.4 <= time.monotonic() - start < 5
+    assert time.monotonic() - start >= 0.4
 
 
 # ------------------------------------------------------------------------------- the processes

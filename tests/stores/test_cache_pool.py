@@ -51,7 +51,7 @@ class CountingStore(FileStore[Any]):
     def __getitem__(self, key: str) -> tuple[Any, SourceInfo]:
         self.reads[key] += 1
         self.has_begun.set()
-        assert self.gate.wait(20)
+        assert self.gate.wait(60)
         if key.startswith("missing"):
             raise KeyError(key)
         return key.encode(), SourceInfo(self.name, key, "", (key,))
@@ -88,7 +88,7 @@ def files_of(parent: Path) -> list[str]:
     return sorted(path.name for path in paths if path.suffix != ".tmp")
 
 
-def eventually(is_true: Callable[[], bool], within_sec: float = 10) -> None:
+def eventually(is_true: Callable[[], bool], within_sec: float = 60) -> None:
     deadline = time.monotonic() + within_sec
     while not is_true():
         assert time.monotonic() < deadline
@@ -161,7 +161,7 @@ def test_decoded_and_primary_stores_return_what_they_return_directly(
     assert [lazy.get() for lazy in lazies] == [store[name][0] for store, name in pairs]
     numbers = Numbers()
     lazy = pool.get_lazy(numbers, "a")
-    assert isinstance(pool, NoCachePool) or numbers.has_begun.wait(20)
+    assert isinstance(pool, NoCachePool) or numbers.has_begun.wait(60)
     assert lazy.get() == [97]
     assert numbers.reads["a"] == 1
 
@@ -258,7 +258,7 @@ def test_what_is_being_copied_is_waited_for_and_not_read_twice(make_pool: MakePo
     pool, store = make_pool(), CountingStore()
     store.gate.clear()
     lazy = pool.get_lazy(store, "a")
-    assert store.has_begun.wait(20)
+    assert store.has_begun.wait(60)
     threading.Timer(0.05, store.gate.set).start()
     assert lazy.get() == b"a"
     assert store.reads["a"] == 1
@@ -269,7 +269,7 @@ def busy_pool(make_pool: MakePool) -> tuple[FileStoreCachePool, CountingStore, A
     pool, slow = make_pool(num_workers=1), CountingStore("slow")
     slow.gate.clear()
     first = pool.get_lazy(slow, "first")
-    assert slow.has_begun.wait(20)
+    assert slow.has_begun.wait(60)
     return pool, slow, first
 
 
@@ -363,7 +363,7 @@ def test_a_copy_whose_last_value_is_dropped_while_it_is_made_is_removed(
     pool, store = make_pool(num_workers=1), CountingStore()
     store.gate.clear()
     value = pool.get_lazy(store, "a")
-    assert store.has_begun.wait(20)
+    assert store.has_begun.wait(60)
     del value
     gc.collect()
     store.gate.set()
