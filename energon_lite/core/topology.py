@@ -345,7 +345,6 @@ class WorkerConfig:
         peers: ranks that have this place among the data-parallel ranks, as in tensor, pipeline or
             context parallelism. The first computes each batch and sends it to the others.
         peer: which of them this one is.
-        share: "broadcast", the only way in which peers share batches.
         peer_group: the `torch.distributed` group of the peers, with the backend gloo.
         cache: where what is fetched from object stores stays over epochs and runs:
             `{"path": folder, "max_bytes": number}`. It counts for the whole process, from then on.
@@ -367,7 +366,6 @@ class WorkerConfig:
     worker_type: str | Callable[..., Any] = "process"
     peers: int = 1
     peer: int = 0
-    share: str | None = None
     peer_group: Any = None
     cache: Mapping[str, Any] | None = None
     # Of worker processes of configs without a `start_method`; None: that of `multiprocessing`.
@@ -389,12 +387,10 @@ class WorkerConfig:
             )
         if self.peer >= self.peers:
             raise ValueError(f"peer={self.peer} does not lie in 0..peers-1 (peers={self.peers})")
-        if self.share not in (None, "broadcast"):
-            raise ValueError(f"share={self.share!r} must be None or 'broadcast'")
-        if self.peer_group is None and (self.share or self.peers > 1):
+        if self.peer_group is None and self.peers > 1:
             raise ValueError(
-                f"peers={self.peers} needs peer_group: pass share='broadcast' with the gloo group "
-                "of the ranks that take the same batches, or each computes all of them again. "
+                f"peers={self.peers} needs peer_group: pass the gloo group of the ranks that "
+                "take the same batches, or each computes all of them again. "
                 "Ranks that only share streams need a larger num_streams instead, with peers=1"
             )
         num_streams, default = self.num_streams, ""

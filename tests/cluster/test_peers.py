@@ -25,7 +25,7 @@ def run(rank: int, texts: Path) -> tuple[list[Any], Any, bool]:
     workers = RayWorkers(2, {"CPU": 0.1})
     config = WorkerConfig(
         rank=0, world_size=1, num_workers=2, num_streams=4, peers=2, peer=rank,
-        worker_type=workers, share="broadcast", peer_group=dist.group.WORLD,
+        worker_type=workers, peer_group=dist.group.WORLD,
     )  # fmt: skip
     loader: Any = get_savable_loader(train(texts, "skipping")(config), max_skip_rate=1)
     batches = iter(loader)

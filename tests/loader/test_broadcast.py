@@ -30,9 +30,7 @@ pytestmark = pytest.mark.processes
     ("config", "text"),
     [
         ({"peers": 2, "peer": 2}, r"peer=2 does not lie in 0..peers-1 \(peers=2\)"),
-        ({"peers": 2, "share": "ring"}, "share='ring' must be None or 'broadcast'"),
-        ({"share": "broadcast"}, r"peers=1 needs peer_group"),
-        ({"peers": 4, "peer": 1}, r"peers=4 needs peer_group.*'broadcast'.*larger num_streams"),
+        ({"peers": 4, "peer": 1}, r"peers=4 needs peer_group.*larger num_streams"),
         ({"peers": 2, "worker_type": "ray"}, r"peers=2 needs peer_group.*larger num_streams"),
     ],
 )
@@ -65,7 +63,7 @@ def run(rank: int, texts: Path, num_workers: int) -> Any:
     place, peer = divmod(rank, 2)
     config = WorkerConfig(
         rank=place, world_size=2, num_workers=num_workers, num_streams=4, peers=2, peer=peer,
-        share="broadcast", peer_group=pairs[place],
+        peer_group=pairs[place],
     )  # fmt: skip
     train_loader = get_savable_loader(train(texts, "skipping")(config), max_skip_rate=1)
     iterator = iter(train_loader)
@@ -97,7 +95,7 @@ def test_peers_have_the_batches_and_states_of_their_place(
 
 def fail(rank: int, texts: Path) -> Any:
     config = WorkerConfig(
-        rank=0, world_size=1, num_workers=0, peers=2, peer=rank, share="broadcast",
+        rank=0, world_size=1, num_workers=0, peers=2, peer=rank,
         peer_group=dist.new_group([0, 1]),
     )  # fmt: skip
     loader = loader_of_counted(texts, config)
@@ -132,7 +130,7 @@ def spawn(rank: int, texts: Path) -> list[Any]:
     group = dist.new_group([0])
     config = WorkerConfig(
         rank=rank, world_size=1, num_workers=1, start_method="spawn", data_parallel_group=group,
-        share="broadcast", peer_group=group,
+        peer_group=group,
     )  # fmt: skip
     with pytest.raises(TypeError, match="is a lock, which cannot be sent"):
         next(iter(loader_of_counted(texts, config, Counted(threading.Lock()))))
@@ -146,7 +144,7 @@ def test_groups_stay_with_the_rank_if_workers_are_spawned(texts: Path, tmp_path:
 
 
 def refuse(rank: int, texts: Path) -> None:
-    config: dict[str, Any] = {"share": "broadcast", "peer_group": dist.new_group([0, 1])}
+    config: dict[str, Any] = {"peer_group": dist.new_group([0, 1])}
     with pytest.raises(ValueError, match=r"of 3 is rank \d of 2 in peer_group"):
         next(iter(loader_from(train(texts), peers=3, peer=rank, **config)))
 
