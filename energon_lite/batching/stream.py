@@ -28,8 +28,8 @@ class StreamingPacker:
     room for many; the rest is the best fill that a search finds among all buffered samples, depth
     first, longest first, as soon as nothing is left free. Oldest first uses up all lengths at the
     rate at which they come: packers that take the longest first are left with those that fit
-    nothing, and their packs come in an order of lengths. A sample leaves within `target_size`
-    packs.
+    nothing, and their packs come in an order of lengths. A sample leaves within as
+    many packs as samples are buffered.
 
     Where fewer than three samples fill a pack, the best fill is not the fullest: 150 and 184 of 384
     use up what 200 needs. The search then values lengths at prices, which follow from what is
@@ -137,29 +137,15 @@ class StreamingPacker:
 
     @property
     def is_full(self) -> bool:
-        """Whether it buffers `target_size` samples, so that the next pack is worth taking."""
-        if self.num_buffered < self._buffer_size:
-            return False
-        self._take_in()
-        return bool(search.is_full(self._table))
-
-    @property
-    def target_size(self) -> int:
-        """Samples buffered when it is full: `buffer_size`, or four packs of mean length, if more.
+        """Whether it buffers `buffer_size` samples, or four packs of mean length, if more.
 
         With fewer, the last places in a pack find too little to choose from. The mean is that of
         all samples added so far.
         """
-        added = self.num_added
-        if not added:
-            return self._buffer_size
-        per_pack = [
-            -(-4 * size * added // total)
-            for size, total in zip(self._capacities, self._totals(), strict=True)
-            if total
-        ]
-        most = 4 * int(self._table[search.HEADER, search.MAX_SAMPLES])
-        return max(self._buffer_size, min(*per_pack, most))
+        if self.num_buffered < self._buffer_size:
+            return False
+        self._take_in()
+        return bool(search.is_full(self._table))
 
     def next_pack(self) -> list[int]:
         """Chooses the samples of the next pack among those buffered, and forgets them.

@@ -46,6 +46,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_FAILURE_TOLERANCE = 100
 # A function that fails at one line on each of its first ten inputs is wrong.
 _FIRST_INPUTS = 10
+# Names of shards or samples in a message.
+_MOST_NAMES = 8
 # What `getrefcount` returns for an object that is only in a list.
 (_IN_LIST,) = map(getrefcount, [object()])
 
@@ -458,11 +460,11 @@ def _stamped(item: Any, key: RestoreKey) -> Any:
     return item
 
 
-def _shortened(names: str, number: int = 8) -> str:
+def _shortened(names: str) -> str:
     """Returns the first of several names, and how many there are besides."""
     found = names.split(", ")
-    rest = f" and {len(found) - number} more" if len(found) > number else ""
-    return ", ".join(found[:number]) + rest
+    rest = f" and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
+    return ", ".join(found[:_MOST_NAMES]) + rest
 
 
 def describe_input(argument: Any) -> tuple[str, Any]:

@@ -172,7 +172,7 @@ class Stats(dict[str, SourceStats]):
             | {f"{prefix}worker_{n}/memory_bytes": own for n, own in enumerate(self.memory_bytes)}
         )
 
-    def write_to(self, writer: Any, step: int, prefix: str = "data/") -> None:
+    def write_to(self, writer: Any, step: int) -> None:
         """Writes every figure to a logger, or a line of them to a JSONL file.
 
         A file gets plain counts, from which `energon-lite report` makes a report.
@@ -182,12 +182,11 @@ class Stats(dict[str, SourceStats]):
                 TensorBoard's `SummaryWriter`, `log_metrics(dict, step=...)`, as a logger of
                 Lightning, or `log(dict, step=...)`, as wandb and an `Accelerator`.
             step: the training step.
-            prefix: comes before every name; not in a file.
 
         Raises:
             TypeError: `writer` is none of these.
         """
-        self._write_stats(self, writer, step, prefix)
+        self._write_stats(self, writer, step)
 
     def __str__(self) -> str:
         """Returns a table for people."""

@@ -132,7 +132,6 @@ class CollectDataset(ListDataset[T]):
         drops_lists: whether lists that are not full are dropped.
         num_lengths: R, the resources of a sample.
         keeps_lengths: whether the cursor knows the lengths of the list that it returned last.
-        looks_at_samples: whether a collector looks at samples, and not only at their lengths.
         groups_from_start: groups with the numbers 0, 1, ...; others follow as they come.
         joins_epochs: whether the buffer may have samples of several epochs of a stream. If not, and
             an epoch of endless data is over before a list has left, what is buffered makes lists.
@@ -148,7 +147,6 @@ class CollectDataset(ListDataset[T]):
     drops_lists: bool = False
     num_lengths: int = 1
     keeps_lengths: bool = False
-    looks_at_samples: bool = False
     groups_from_start: Sequence[Any] = ()
     joins_epochs: bool = True
     lists_per_batch: int = 1

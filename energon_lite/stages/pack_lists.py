@@ -111,7 +111,6 @@ class SelectedLists(CollectDataset[list[Any]]):
     """
 
     name, settings = "select_packs", ("packing_buffer_size", "drop_last")
-    looks_at_samples = True
     kind, what = "pack", "Packs"
 
     def __init__(

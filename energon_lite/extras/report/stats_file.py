@@ -65,7 +65,7 @@ def total(rows: Iterable[Counts]) -> dict[str, float]:
     return {name: sum(row[name] for row in rows) for name in SUMMED}
 
 
-def write_stats(stats: Stats, writer: Any, step: int, prefix: str) -> None:
+def write_stats(stats: Stats, writer: Any, step: int) -> None:
     """Writes figures as `Stats.write_to` describes it.
 
     Raises:
@@ -75,10 +75,10 @@ def write_stats(stats: Stats, writer: Any, step: int, prefix: str) -> None:
     if isinstance(writer, (str, os.PathLike)):
         _append(os.fspath(writer), _record_of(stats, step))
     elif hasattr(writer, "add_scalar"):
-        for name, value in stats.scalars(prefix).items():
+        for name, value in stats.scalars().items():
             writer.add_scalar(name, value, step)
     elif log is not None:
-        log(stats.scalars(prefix), step=step)
+        log(stats.scalars(), step=step)
     else:
         raise TypeError(
             f"{type(writer).__name__} has neither add_scalar(name, value, step) nor log_metrics or "

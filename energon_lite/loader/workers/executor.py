@@ -262,10 +262,10 @@ class Executor(ABC):
         """Ends the worker, at the latest after some seconds; it may have ended."""
 
 
-def end_workers(workers: Sequence[Executor], grace_sec: float = GRACE_SEC) -> None:
+def end_workers(workers: Sequence[Executor]) -> None:
     """Ends workers, all at once: by themselves, or after some time by what each of them has."""
     with DeferredSignals():
-        deadline = time.monotonic() + grace_sec
+        deadline = time.monotonic() + GRACE_SEC
         for worker in workers:
             worker.leave()
         for worker in workers:
