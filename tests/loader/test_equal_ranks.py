@@ -21,6 +21,7 @@ from energon_lite.loader import rank_store
 
 from ..helpers import metadataset, text_set, text_sets, through_json
 from ..rank_processes import in_ranks
+from .workers import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -128,10 +129,18 @@ def test_no_rank_waits_for_another_one(sets: Path, store: Any) -> None:
 def test_rank_that_looks_at_another_loader_first_is_no_error(sets: Path, store: Any) -> None:
     """Rank 0 looks at a batch alone, and begins the loader of all after rank 1."""
     next(iter(loader_of(sets / "a", 0, batch_size=1)))
-    late = threading.Timer(0.05, lambda: next(iter(loader_of(sets / "a", 0))))
-    late.start()
-    next(iter(loader_of(sets / "a", 1)))
-    late.join()
+    num_keys = store.num_keys()
+
+    def begin_late() -> None:
+        wait_until(lambda: store.num_keys() > num_keys)  # rank 1 has begun
+        next(iter(loader_of(sets / "a", 0)))
+
+    late = threading.Thread(target=begin_late)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank_store, "QUIET_SEC", 20)  # rank 1 waits as long for rank 0
+        late.start()
+        next(iter(loader_of(sets / "a", 1)))
+        late.join()
     for batch_size in (3, 4):  # loaders that come later are compared again
         for rank in (1, 0):
             next(iter(loader_of(sets / "a", rank, batch_size=batch_size)))
