@@ -78,24 +78,6 @@ def test_finite_passes_are_those_without_workers(texts: Path) -> None:
     kinds.test_finite_passes_are_those_without_workers(texts, "ray")
 
 
-def test_random_topologies_of_all_kinds_of_workers(texts: Path, tmp_path: Path) -> None:
-    rng, make = random.Random(5), blend_with_itself(texts, tmp_path, "expanding batches")
-    whole = Ranks(make, 1, num_streams=6).slots(48)
-    found: dict[int, Any] = {}
-    states: Any = None
-    while len(found) < 48:
-        kind = rng.choice(["ray", "ray", "thread", "process"])
-        ranks, most = rng.choice([1, 3, 4]), RayWorkers(rng.randint(1, 2), spares=rng.randint(0, 1))
-        settings = {"workers": most} if kind == "ray" else {"worker_type": kind}
-        run = Ranks(make, ranks, 1, num_streams=6, states=states, **settings)
-        for _ in range(rng.randint(1, 4)):
-            found.update(run.slots(ranks))
-        states = run.save()
-        for loader in run.loaders:
-            loader.shutdown()
-    assert_same({slot: found[slot] for slot in range(48)}, whole)
-
-
 @pytest.mark.parametrize("spares", [0, 1])
 def test_actors_that_are_killed_change_no_batch(texts: Path, tmp_path: Path, spares: int) -> None:
     rng, make = random.Random(spares), blend_with_itself(texts, tmp_path)

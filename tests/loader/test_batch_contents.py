@@ -249,16 +249,6 @@ def test_counts_are_the_contents_of_the_batches(sets: Path, kind: str) -> None:
     assert sum(counts["samples"] for counts in contents(keys).values()) > 40
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("kind", ["shuffle", "split"])
-def test_counts_of_workers_are_those_of_the_contents(sets: Path, kind: str) -> None:
-    run = Ranks(maker(sets, kind), 2, 2, num_streams=4)
-    keys = [key_of(batch) for batch in run.steps(6).values()]
-    assert counted(run.loaders) == contents(keys)
-    for loader in run.loaders:
-        loader.shutdown()
-
-
 @pytest.mark.parametrize("kind", ["batches", "expanded", "split"])
 def test_restored_state_is_the_saved_state(sets: Path, kind: str) -> None:
     """With counts and targets, also of ranks that resumed the states of others."""

@@ -27,47 +27,6 @@ pytestmark = pytest.mark.processes
 KINDS = ["fork", "thread"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "num_workers", "world_size", "encoder"),
-    [
-        ("fork", 2, 2, "skipping"),
-        ("fork", 5, 1, "expanding batches"),  # more than streams
-        pytest.param("spawn", 1, 1, "skipping", marks=pytest.mark.soak),
-        ("forkserver", 1, 1, "grouping"),
-        ("thread", 3, 2, "expanding"),
-        ("thread", 2, 1, "skipping"),
-    ],
-)
-def test_slots_counts_and_states_are_those_without_workers(
-    texts, kind, num_workers, world_size, encoder
-) -> None:
-    make = train(texts, encoder)
-    whole = Ranks(make, 1, num_streams=4)
-    expected = whole.slots(48)
-    run = Ranks(make, world_size, num_workers, num_streams=4, **kind_of(kind))
-    model = Ranks(make, world_size, num_streams=4)
-    found: dict[int, Any] = {}
-    for prefetch_factor in (2, 5):
-        for _ in range(2):
-            found |= run.slots(4 * world_size)
-            model.slots(4 * world_size)
-            assert_same(counts_of(run), counts_of(model))
-            run.iterators = [iter(loader) for loader in run.loaders]  # as after a break
-        if prefetch_factor == 2:
-            other = "thread" if kind != "thread" else "fork"
-            resumed = Ranks(make, 3, 2, states=run.save(), **kind_of(other))
-            assert_same(
-                resumed.slots(6), {m: expected[m] for m in range(len(found), len(found) + 6)}
-            )
-            states = run.save()
-            run = Ranks(
-                make, world_size, num_workers, states=states, prefetch_factor=prefetch_factor,
-                **kind_of(kind),
-            )  # fmt: skip
-            model = Ranks(make, world_size, states=states)
-    assert_same(found, {m: expected[m] for m in range(16 * world_size)})
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_finite_passes_are_those_without_workers(texts, kind) -> None:
     make = train(texts, "skipping", repeat=False)

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite import (
-    BlendDataset,
     Buckets,
     DefaultTaskEncoder,
     ModalitySplit,
@@ -28,7 +27,7 @@ from energon_lite import (
 from energon_lite.balance import CostModel
 
 from ..conftest import examples, write_tar
-from ..helpers import assert_same, prepared
+from ..helpers import prepared
 
 SIZES = (1, 9, 50, 130)
 
@@ -200,22 +199,6 @@ def test_endless_lists_of_one_size_are_rounded_up_once(folders, kind, num_stream
     encoder, _ = KINDS[kind] if kind != "plain" else (Lists, {})
     loader = make(folders[50], encoder(), num_streams=num_streams, batch_size=4, repeat=True)
     assert len(loader) == 13
-
-
-def test_endless_packs_of_a_blend_count_each_sample(folders) -> None:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=2)
-    both = [get_train_dataset(folders[n], batch_size=None, worker_config=config) for n in (9, 50)]
-    blend = BlendDataset(*zip(both, (1.0, 4.0), strict=True))
-    dataset = KINDS["packs"][0]().build_batch(blend, batch_size=2, worker_config=config)
-    assert len(get_savable_loader(dataset)) in (29, 30)
-
-
-def test_consumer_that_stops_at_the_length_loses_nothing(folders) -> None:
-    encoder, settings = KINDS["groups"]
-    whole = list(make(folders[130], encoder(), num_streams=8, **settings))
-    loader = make(folders[130], encoder(), num_streams=8, **settings)
-    batches = [batch for _, batch in zip(range(len(loader)), loader, strict=False)]
-    assert_same(batches, whole)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -33,73 +33,7 @@ def keys(batches: Any) -> list[list[str]]:
     return [keys_of(batch) for batch in batches]
 
 
-EVERY_KEY = [f"{i:05d}" for i in range(40)]
-
-
-# ------------------------------------------------------------------------------- training passes
-
-
-def test_each_pass_has_every_sample_once_in_another_order(texts) -> None:
-    loader = loader_from(train(texts, repeat=False), num_streams=2)
-    passes = [keys(loader) for _ in range(3)]
-    for found in passes:
-        assert sorted(key for batch in found for key in batch) == EVERY_KEY
-    assert passes[0] != passes[1] != passes[2]
-
-
-def test_save_at_every_place_of_a_finite_pass_and_after_it(texts) -> None:
-    make = train(texts, "skipping", repeat=False, batch_size=5)
-    loader = loader_from(make, num_streams=3)
-    passes = [list(loader), list(loader)]
-    assert len(passes[0]) > 4
-    loader = loader_from(make, num_streams=3)
-    iterator = iter(loader)
-    for at in range(len(passes[0]) + 1):
-        resumed = again(make, loader)
-        if at < len(passes[0]):
-            assert_same(list(resumed), passes[0][at:])
-            next(iterator)
-        assert_same(list(resumed), passes[1])
-    # After the last batch, but before the loader has seen the end; then after StopIteration.
-    assert next(iterator, None) is None
-    resumed = again(make, loader)
-    assert_same(list(resumed), passes[1])
-    # And after the next pass was begun without a batch.
-    iter(loader)
-    assert_same(list(again(make, loader)), passes[1])
-
-
-def test_save_of_a_restored_state_is_that_state(texts) -> None:
-    make = train(texts, "skipping")
-    loader = loader_from(make, num_streams=3)
-    iterator = iter(loader)
-    for step in range(12):
-        if step:
-            next(iterator)
-        # The base moves; what comes is the same, and the next save of it is equal.
-        once = again(make, loader)
-        twice = again(make, once)
-        assert through_json(twice.save_state_rank()) == through_json(once.save_state_rank())
-
-
 # -------------------------------------------------------------------- exactly as many as there are
-
-
-# With 3 and 6 streams some ranks share them; 30 samples in batches of 3 are equally many for all.
-@pytest.mark.parametrize(("num_streams", "world_size"), [(3, 2), (6, 1), (3, 5), (6, 3)])
-def test_state_saved_at_the_last_batch_begins_the_next_pass_on_any_topology(
-    texts, num_streams, world_size
-) -> None:
-    make = train(texts, repeat=False, batch_size=1)
-    one = loader_from(make, num_streams=num_streams)
-    passes = [list(one) for _ in range(3)]
-    run = Ranks(make, 2, num_streams=num_streams)
-    assert [len(loader) for loader in run.loaders] == [20, 20]
-    assert_same(list(run.slots(40).values()), passes[0])
-    run.iterators = [iter(loader) for loader in run.loaders]
-    assert_same(list(run.slots(40).values()), passes[1])
-    resumed = Ranks(make, world_size, states=run.save())
-    assert_same(list(resumed.rest().values()), passes[2])
 
 
 @pytest.mark.parametrize("length", [7, 20])
@@ -130,13 +64,6 @@ def test_virtual_epoch_resumed_on_other_ranks_has_what_is_left_of_its_slots(
         assert [len(list(loader)) for _ in range(2)] == [12 - 8 // world_size, 12]
 
 
-def test_len_of_a_virtual_epoch_stays_what_it_is(texts) -> None:
-    loader = loader_from(train(texts, "skipping", repeat=False, virtual_epoch_length=5))
-    for _ in range(5):
-        assert len(loader) == 5
-        list(loader)
-
-
 def test_passes_of_no_data_stay_empty(texts) -> None:
     make = train(texts, repeat=False, batch_size=50, batch_drop_last=True)
     loader = loader_from(make)
@@ -146,79 +73,6 @@ def test_passes_of_no_data_stay_empty(texts) -> None:
 
 
 # ------------------------------------------------------------------------------------ uneven ranks
-
-
-@pytest.mark.parametrize("ended", [[0], [1, 2]])
-def test_on_an_unchanged_topology_each_rank_resumes_where_it_stood(texts, ended) -> None:
-    make = train(texts, "skipping", repeat=False, batch_size=2)
-    run = Ranks(make, 3, num_streams=6)
-    for rank in (0, 0, 1, 2, 2, 2):
-        run.next(rank)
-    for rank in ended:
-        assert len(list(run.iterators[rank])) > 0
-    resumed = Ranks(make, 3, states=run.save())
-    for rank in range(3):
-        # An ended rank begins its next pass, as it would have without the restart.
-        iterator = iter(run.loaders[rank]) if rank in ended else run.iterators[rank]
-        unbroken = list(iterator)
-        assert len(unbroken) > 0
-        assert_same(list(resumed.iterators[rank]), unbroken)
-
-
-def test_one_rank_has_begun_the_next_pass_and_another_stands_at_the_end(texts) -> None:
-    make = train(texts, "skipping", repeat=False)
-    one = loader_from(make, num_streams=2)
-    passes = [list(one), list(one)]
-    run = Ranks(make, 2, num_streams=2)
-    run.rest()
-    run.iterators[0] = iter(run.loaders[0])
-    for world_size in (1, 2, 3):
-        resumed = Ranks(make, world_size, states=run.save())
-        assert_same(list(resumed.rest().values()), passes[1])
-
-
-@pytest.mark.parametrize("ranks", [(0, 1), (0, 0)])  # that have a batch before: both, or one
-def test_ranks_have_begun_the_next_pass_and_only_one_has_emitted_of_it(texts, ranks) -> None:
-    make = train(texts, "skipping", repeat=False)
-    one = loader_from(make, num_streams=2)
-    passes = [list(one), list(one)]
-    run = Ranks(make, 2, num_streams=2)
-    for rank in ranks:
-        run.next(rank)
-    run = Ranks(make, 3, states=run.save())
-    run.rest()
-    run.iterators[1] = iter(run.loaders[1])
-    slot, item = run.next(1)
-    assert (slot, keys_of(item)) == (1, keys_of(passes[1][1]))
-    for world_size in (1, 2):
-        rest = Ranks(make, world_size, states=run.save()).rest()
-        assert_same([rest[0], *list(rest.values())[1:]], [passes[1][0], *passes[1][2:]])
-
-
-def test_rank_in_the_next_pass_takes_no_snapshot_of_the_pass_before(texts) -> None:
-    make = train(texts, "grouping", repeat=False, batch_size=2)
-    run = Ranks(make, 3, num_streams=2)
-    assert run.next(1)[0] == 1  # of stream 1, which rank 0 visits next
-    for _ in run.iterators[0]:
-        pass
-    run.iterators[0] = iter(run.loaders[0])
-    assert run.next(0)[0] == 0
-    resumed = Ranks(make, 3, states=run.save())
-    for rank in (0, 1):
-        assert_same([resumed.next(rank) for _ in range(3)], [run.next(rank) for _ in range(3)])
-
-
-def test_rank_resumes_a_shared_stream_behind_slots_that_are_left_to_others(texts) -> None:
-    make = train(texts, repeat=False, batch_size=1)
-    run = Ranks(make, 3, num_streams=2)
-    for slot in (0, 3, 6, 9):
-        assert run.next(0)[0] == slot
-    # Rank 2 has the slots 3, 8, 13, ...; the slots 5 and 7 of its stream are those of others.
-    run = Ranks(make, 5, states=run.save())
-    start = run.loaders[2]._run.position.start.streams[1]
-    assert start.snapshot is not None
-    assert (start.first, start.snapshot.count("items")) == (6, 5)
-    assert run.next(2)[0] == 8
 
 
 def test_rank_in_the_next_pass_while_another_has_not_ended_is_refused(texts) -> None:
@@ -233,32 +87,7 @@ def test_rank_in_the_next_pass_while_another_has_not_ended_is_refused(texts) -> 
         Ranks(make, 3, states=run.save())
 
 
-def test_more_ranks_than_batches_end_without_a_batch(texts) -> None:
-    run = Ranks(train(texts, repeat=False, batch_size=20), 5)
-    counts = [len(list(iterator)) for iterator in run.iterators]
-    assert sum(counts) >= 2
-    for loader in run.loaders:
-        assert loader.save_state_rank()["ended"]
-
-
 # ---------------------------------------------------------------------------------- validation
-
-
-def test_validation_yields_every_sample_once_in_file_order_also_after_a_break(texts) -> None:
-    loader = loader_from(validation(texts), num_streams=3)
-    for stop in (None, 4, None):
-        found = [key for batch in islice(loader, stop) for key in keys_of(batch)]
-        assert found == EVERY_KEY[: stop and 3 * stop]
-
-
-def test_validation_resumes_in_the_middle_only_after_a_restore(texts) -> None:
-    make = validation(texts)
-    loader = loader_from(make, num_streams=3)
-    expected = list(loader)
-    assert len(list(islice(iter(loader), 5))) == 5
-    resumed = again(make, loader)
-    assert_same(list(resumed), expected[5:])
-    assert_same(list(resumed), expected)
 
 
 def test_limit_ends_validation_passes_early(texts) -> None:
@@ -290,28 +119,6 @@ def test_limit_counts_items_of_each_rank(texts) -> None:
 
 
 # ------------------------------------------------------------------------------- virtual epochs
-
-
-def test_virtual_epoch_is_resumed_in_its_middle(texts) -> None:
-    make = train(texts, virtual_epoch_length=7)
-    expected = list(islice(iter(loader_from(train(texts))), 21))
-    loader = loader_from(make)
-    assert len(list(loader)) == 7
-    for at in range(7):
-        resumed = again(make, loader)
-        assert_same(list(resumed), expected[7 + at : 14])
-        assert_same(list(resumed), expected[14:21])
-        next(iter(loader))
-
-
-def test_leaving_a_virtual_epoch_with_its_last_item_does_not_leave_an_empty_one(texts) -> None:
-    make = train(texts, virtual_epoch_length=7)
-    expected = list(islice(iter(loader_from(train(texts))), 21))
-    loader = loader_from(make)
-    assert_same(list(islice(iter(loader), 7)), expected[:7])
-    resumed = again(make, loader)
-    assert_same(list(loader), expected[7:14])
-    assert_same(list(resumed), expected[7:14])
 
 
 @pytest.mark.parametrize("length", [3, 7, 14, 100])
@@ -439,46 +246,3 @@ def test_length_of_single_samples_and_of_an_endless_run_is_an_epoch(texts) -> No
     # 14 batches of all streams are as many steps on each of four ranks, rounded up.
     dataset = train(texts, batch_size=3)(WorkerConfig(rank=3, world_size=4, num_workers=0))
     assert len(dataset) == 4
-
-
-def test_dropped_last_batches_leave_the_rest_as_it_is(texts) -> None:
-    kept = Ranks(train(texts, repeat=False), 1, num_streams=4).rest()
-    dropped = Ranks(train(texts, repeat=False, batch_drop_last=True), 1, num_streams=4).rest()
-    full = {slot: batch for slot, batch in kept.items() if len(keys_of(batch)) == 3}
-    assert 0 < len(full) < len(kept)
-    assert_same(dropped, full)
-
-
-@pytest.mark.parametrize("encoder", ["skipping", "expanding"])
-def test_rank_with_nothing_left_waits_for_those_that_have(texts, encoder) -> None:
-    """Hooks that skip or expand make the number of batches unknown before they are computed."""
-    make = train(texts, encoder, repeat=False, batch_size=2)
-    whole = Ranks(make, 1, num_streams=2).rest()
-    for slot in sorted(whole)[-3:]:  # this and what comes after it on its rank is left
-        run = Ranks(make, 4, num_streams=2)
-        left = {other for other in whole if other >= slot and other % 4 == slot % 4}
-        for other in sorted(whole.keys() - left):
-            next(run.iterators[other % 4])
-        resumed = Ranks(make, 3, states=run.save())
-        assert set(resumed.rest()) == left
-        assert {state["pass"] for state in resumed.save()} == {0}
-    # Where nothing is left, no `for` is empty.
-    run = Ranks(make, 2, num_streams=2)
-    for slot in sorted(whole):
-        next(run.iterators[slot % 2])
-    resumed = Ranks(make, 3, states=run.save())
-    assert resumed.rest()
-    assert {state["pass"] for state in resumed.save()} == {1}
-
-
-def test_rank_waits_for_one_that_has_not_begun_the_pass(texts) -> None:
-    make = train(texts, repeat=False)
-    run = Ranks(make, 2, num_streams=2)
-    run.rest()
-    iterator = iter(run.loaders[1])
-    second = [next(iterator) for _ in range(len(run.loaders[1]))]
-    assert second
-    resumed = Ranks(make, 2, states=run.save())
-    assert not list(resumed.iterators[1])
-    assert list(resumed.iterators[0])
-    assert [state["pass"] for state in resumed.save()] == [1, 1]

@@ -222,18 +222,6 @@ def test_training_state_is_refused_by_validation(texts, states) -> None:
     assert "training=True" in refused(validation(texts, "skipping"), states)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_ranks_of_an_endless_run_at_different_steps_are_refused_by_name(texts, world_size) -> None:
-    make = train(texts)
-    run = Ranks(make, 2, num_streams=4)
-    for rank, steps in ((0, 5), (1, 2)):
-        for _ in range(steps):
-            run.next(rank)
-    message = refused(make, run.save(), world_size=world_size)
-    assert "the ranks stand at different steps (rank 0: 5, rank 1: 2)" in message
-    assert "own state only" in message
-
-
 def test_states_of_other_moments_and_runs_are_refused(texts, states) -> None:
     make = train(texts, "skipping")
     run = Ranks(make, 2, states=states)

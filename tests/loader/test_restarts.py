@@ -16,16 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from energon_lite import DefaultTaskEncoder, get_train_dataset, stateless
-from energon_lite.core.topology import RankSlots
 from energon_lite.loader.workers import executor, process_executor, worker_pool
 
-from ..conftest import examples
-from ..helpers import Ranks, assert_same, through_json, train, validation
-from .workers import counts_of, loader_of, workers_of
+from ..helpers import Ranks, assert_same, train
+from .workers import loader_of, workers_of
 
 pytestmark = pytest.mark.processes
 
@@ -35,33 +31,6 @@ def kill(run: Ranks, which: set[int], rank: int = 0) -> None:
         if number in which:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGKILL)
-
-
-@examples(4)
-@given(
-    encoder=st.sampled_from(["skipping", "expanding", "expanding batches", "grouping"]),
-    num_workers=st.integers(1, 3),
-    num_streams=st.integers(1, 5),
-    kills=st.dictionaries(st.integers(0, 14), st.sets(st.integers(0, 2)), max_size=3),
-    pause_ms=st.integers(0, 5),
-    start=st.integers(0, 4),
-)
-def test_killed_workers_change_no_batch_and_no_count(
-    texts, encoder, num_workers, num_streams, kills, pause_ms, start
-) -> None:
-    make = train(texts, encoder)
-    whole = Ranks(make, 1, num_streams=num_streams)
-    expected = whole.slots(15 + start)
-    first = Ranks(make, 1, num_streams=num_streams)
-    first.steps(start)
-    run = Ranks(make, 1, num_workers, states=first.save(), restart_workers=20)
-    for step in range(15):
-        slot, batch = run.next(0)
-        assert_same({slot: batch}, {start + step: expected[start + step]})
-        if step in kills:
-            time.sleep(pause_ms / 1000)
-            kill(run, kills[step])
-    assert_same(counts_of(run), counts_of(whole))
 
 
 class Counting(DefaultTaskEncoder):
@@ -93,31 +62,6 @@ def test_worker_that_replaces_another_begins_where_that_one_stood(texts, tmp_pat
     run.steps(10)
     run.loaders[0].shutdown()
     assert 110 <= len(count.read_text()) <= 140
-
-
-@examples(3)
-@given(
-    num_workers=st.integers(1, 3),
-    world_size=st.integers(1, 2),
-    kills=st.lists(st.integers(0, 12), max_size=2),
-)
-def test_killed_workers_change_no_pass_over_finite_data(
-    texts, num_workers, world_size, kills
-) -> None:
-    make = validation(texts, "skipping")
-    whole = Ranks(make, world_size, num_streams=3)
-    expected = whole.rest()
-    run = Ranks(make, world_size, num_workers, num_streams=3, restart_workers=20)
-    for _ in range(2):  # the next pass is told to the new workers as well
-        found: dict[int, Any] = {}
-        for rank, iterator in enumerate(run.iterators):
-            for step, batch in enumerate(iterator):
-                state = through_json(run.loaders[rank].save_state_rank())
-                found[RankSlots(0, rank, world_size, 3).slot(state["count"] - 1)] = batch
-                if step in kills:
-                    kill(run, {0, 1, 2}, rank)
-        assert_same(dict(sorted(found.items())), expected)
-        run.iterators = [iter(loader) for loader in run.loaders]
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 from energon_lite import SavableDataLoader, WorkerConfig, get_savable_loader
 
 from ..conftest import examples
-from ..helpers import keys_of, train
+from ..helpers import keys_of, through_json, train
 
 NUM_TEXTS = 30
 
 
-def loader_of(path: Path, num_workers: int = 0, **settings: Any) -> SavableDataLoader[Any]:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, num_streams=3)
+def loader_of(
+    path: Path, num_workers: int = 0, num_streams: int = 3, **settings: Any
+) -> SavableDataLoader[Any]:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, num_streams=num_streams)
     return get_savable_loader(train(path, "skipping", **settings)(config), max_skip_rate=1)
 
 
@@ -171,13 +173,33 @@ def test_looking_ahead_moves_no_state_and_delays_errors(texts: Path) -> None:
     ahead._run._fetch = fails  # type: ignore[method-assign]
 
 
-def test_batch_that_was_looked_ahead_at_is_computed_again_after_a_restore(texts: Path) -> None:
-    ahead = loader_of(texts, repeat=False)
-    ahead._run.looks_ahead = True
-    iterator = ahead._run.iterate()
-    state = ahead.state_dict()
-    first = [keys_of(next(iterator)) for _ in range(3)]
-    ahead.load_state_dict(state)
-    assert [keys_of(batch) for batch in islice(ahead._run.iterate(), 3)] == first
-    ahead.shutdown()
-    assert len([*ahead._run.iterate()]) == len([*loader_of(texts, repeat=False)]) - 3
+@pytest.mark.parametrize("has_epochs", [False, True])
+@pytest.mark.parametrize("looks_ahead", [False, True])
+def test_pass_left_with_its_last_batch_does_not_reach_into_the_next(
+    texts: Path, looks_ahead: bool, has_epochs: bool
+) -> None:
+    """As trainers do that know the number of batches."""
+
+    def new_loader() -> Any:
+        loader = loader_of(texts, num_streams=12, repeat=False, batch_size=2)
+        loader._run.looks_ahead = looks_ahead  # as with Accelerate
+        return loader
+
+    def keys(loader: Any, num: int | None = None) -> list[list[str]]:
+        return [keys_of(batch) for batch in islice(loader._run.iterate(), num)]
+
+    def num_skipped(loader: Any) -> int:
+        return sum(source.skipped for source in loader.stats().values())
+
+    whole = new_loader()
+    passes = [keys(whole) for _ in range(3)]
+    for num in range(1, len(passes[1])):
+        loader = new_loader()
+        assert keys(loader, len(passes[0])) == passes[0]
+        if has_epochs:
+            loader.set_epoch(1)
+        assert keys(loader, num) == passes[1][:num]
+        again = new_loader()
+        again.load_state_dict(through_json(loader.state_dict()))
+        assert [keys(again), keys(again)] == [passes[1][num:], passes[2]]
+        assert num_skipped(again) == num_skipped(whole)

@@ -9,7 +9,7 @@ import logging
 import multiprocessing
 import warnings
 from collections import Counter
-from itertools import cycle, islice, pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite import get_savable_loader, get_train_dataset
-from energon_lite.core.dataset import StreamRun
 from energon_lite.core.topology import RankSlots, WorkerConfig
 
 from ..helpers import (
-    ENCODERS,
     Ranks,
-    assert_same,
     keys_of,
     text_set,
     through_json,
     train,
-    validation,
 )
 from ..rank_processes import in_ranks
 
@@ -50,60 +46,6 @@ def part(slots: dict[int, Any], start: int, number: int) -> dict[int, Any]:
     found = {m: item for m, item in slots.items() if start <= m < start + number}
     assert len(found) == number
     return found
-
-
-@pytest.mark.parametrize(("num_samples", "world_size"), [(3, 3), (1000, 8)])
-def test_sixty_four_streams_over_any_set(texts, num_samples: int, world_size: int) -> None:
-    make = train(texts[num_samples])
-    whole = from_start(make, 64, 320)
-    keys = [key for item in whole.values() for key in keys_of(item)]
-    # 320 batches of 3, from the 15.6 samples that a stream takes of 1,000 in an epoch.
-    assert len(set(keys)) == min(num_samples, 960)
-    first = Ranks(make, 4, num_streams=64)
-    first.steps(20)
-    resumed = Ranks(make, world_size, states=first.save())
-    assert_same(resumed.slots(100), part(whole, 80, 100))
-
-
-@pytest.mark.parametrize(("encoder", "make_from"), [*zip(ENCODERS, cycle([train, validation]))])
-def test_finite_pass_has_the_same_slots_on_any_topology(texts, encoder, make_from) -> None:
-    settings = {"repeat": False} if make_from is train else {}
-    make = make_from(texts[65], encoder, batch_size=2, **settings)
-    whole = Ranks(make, 1, num_streams=6).rest()
-    assert len(whole) > 20
-    for world_size in (4, 13):
-        assert_same(Ranks(make, world_size, num_streams=6).rest(), whole)
-
-
-@pytest.mark.parametrize("encoder", ["skipping", "grouping"])
-def test_run_that_loses_ranks_has_the_same_slots(texts, encoder) -> None:
-    make = train(texts[65], encoder, batch_size=2)
-    whole, start, states = from_start(make, 7, 54), 0, None
-    for world_size, num_workers in ((7, 0), (6, 0), (3, 2), (2, 0)):
-        run = Ranks(
-            make, world_size, num_workers, states=states, num_streams=7, worker_type="thread"
-        )
-        assert_same(run.steps(3), part(whole, start, 3 * world_size))
-        start, states = start + 3 * world_size, run.save()
-    assert start == 54
-
-
-def test_ranks_that_lose_one_compute_one_stream_more(texts, monkeypatch) -> None:
-    num_computed = Counter[int]()
-    compute = StreamRun.__next__
-
-    def counted(run: Any) -> Any:
-        num_computed[run.stream.index] += 1
-        return compute(run)
-
-    monkeypatch.setattr(StreamRun, "__next__", counted)
-    run = Ranks(train(texts[65], "skipping"), 7, num_streams=16)
-    run.steps(1)
-    assert num_computed.total() <= 7 * 3  # what is shared is computed step by step
-    run.steps(31)
-    # Each rank has two streams of its own and a shared one, and two ranks another one.
-    assert 7 * 32 * 1.3 < num_computed.total() < 7 * 32 * 1.6
-    assert max(num_computed[index] for index in range(14)) == 7 * 32 / 16
 
 
 def test_run_of_more_streams_than_any_cluster_has_workers_is_saved_and_restored(texts) -> None:
@@ -210,17 +152,6 @@ def test_seed_changes_the_order(texts) -> None:
     assert orders[0] != orders[2]
 
 
-def test_batch_and_sample_index_are_the_same_on_any_topology(texts) -> None:
-    make = train(texts[65], "skipping")
-    runs = [Ranks(make, world_size, num_streams=6).slots(60) for world_size in (1, 2, 4)]
-    numbers = [[(item["slot"], item["first"]) for item in run.values()] for run in runs]
-    assert numbers[0] == numbers[1] == numbers[2]
-    assert [slot for slot, _ in numbers[0]] == list(range(60))
-    firsts = [first for _, first in numbers[0]]
-    assert len(set(firsts)) == 60
-    assert all(first % 6 == slot % 6 for slot, first in numbers[0])
-
-
 @given(
     base=st.integers(0, 200), world_size=st.integers(1, 30), num_streams=st.integers(1, 60),
     first=st.integers(0, 5),
@@ -272,9 +203,3 @@ def test_ranks_compute_little_more_than_they_return(num_streams, world_size, mea
     costs = [rank.cost for rank in ranks]
     assert sum(costs) / world_size <= mean
     assert max(costs) <= most
-
-
-def test_worker_config_of_direct_iteration_is_one_stream(texts) -> None:
-    dataset = train(texts[40], repeat=False)(WorkerConfig(rank=0, world_size=1, num_workers=0))
-    keys = [key for batch in dataset for key in keys_of(batch)]
-    assert sorted(keys) == [f"{i:05d}" for i in range(40)]
