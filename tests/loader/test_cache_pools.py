@@ -199,17 +199,6 @@ def test_an_item_is_made_again_in_the_main_process_with_the_pool(
         pool.close()
 
 
-def test_without_a_pool_and_without_a_loader_files_are_read_directly(folder: Path) -> None:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-    dataset = get_train_dataset(
-        folder / "data.yaml", worker_config=config, batch_size=None, shuffle_buffer_size=None,
-        max_samples_per_sequence=None, packing_buffer_size=4, task_encoder=LazyEncoder(),
-    )  # fmt: skip
-    packs = list(islice(dataset, 5))
-    assert {pack.pool for pack in packs} == {"NoCachePool"}
-    assert all("media" in pack.text for pack in packs)
-
-
 @cooker(need_cache=True)
 def cook_only(sample: Any, media: Any, cache: CachePool) -> dict[str, Any]:
     return {**basic_sample_keys(sample), "media": cache.get_lazy(media, sample["txt"])}

@@ -6,7 +6,6 @@ import builtins
 import dataclasses
 import gc
 import os
-import pickle
 import random
 import re
 import resource
@@ -32,8 +31,7 @@ from energon_lite import (
     get_train_dataset,
 )
 from energon_lite.core.sample_columns import Origin, SampleColumns, SampleForm
-from energon_lite.core.state import Names, Snapshot
-from energon_lite.loader.workers.arena import FreeSpace, LentRange
+from energon_lite.loader.workers.arena import LentRange
 from energon_lite.loader.workers.channel import REPORT, Channel, Closed, Inlet, Message, Outlet
 from energon_lite.loader.workers.codec import WorkerError, packed, packed_delivery
 from energon_lite.loader.workers.executor import executor_kind
@@ -79,11 +77,6 @@ class Line:
         """What is out of the arena, as the worker process has it."""
         arena: Any = self.outlet._arena
         return int(arena._space.used_bytes)
-
-    @property
-    def length(self) -> int:
-        arena: Any = self.outlet._arena
-        return int(arena.length)
 
     @property
     def memory(self) -> int:
@@ -168,27 +161,6 @@ def test_of_rows_of_a_large_table_the_table_is_not_sent() -> None:
     assert found["turned"].stride() == value["turned"].stride()
 
 
-def test_memory_is_used_again_when_the_last_view_is_gone() -> None:
-    with Line() as line:
-        line.send(0)
-        first = line.send({"x": torch.ones(50_000), "y": np.ones(50_000)})
-        row, column = first["x"][7:9], first["y"].reshape(50, 1000)[:, 3]
-        del first
-        for value in range(20):
-            line.send(torch.full((50_000,), float(value)))
-            assert line.used_bytes < 900_000
-        assert row.tolist() == [1, 1]
-        assert column.sum() == 50
-        before = line.used_bytes
-        del row
-        line.send(0)
-        assert line.used_bytes <= before - 200_000
-        del column
-        line.send(0)
-        assert line.used_bytes < 1_000
-        assert line.length < 4_000_000
-
-
 def test_what_was_kept_in_great_numbers_is_right_and_goes_back_to_the_system() -> None:
     with Line() as line:
         kept = [line.send(torch.full((50_000,), float(value))) for value in range(100)]
@@ -202,36 +174,6 @@ def test_what_was_kept_in_great_numbers_is_right_and_goes_back_to_the_system() -
         assert bool((line.send(torch.ones(10**6)) == 1).all())  # again beyond what is usual
         found = line.send([torch.ones(3_000_000), b"x" * 5_000_000])  # which has no limit
         assert (found[0].sum(), found[1]) == (3_000_000, b"x" * 5_000_000)
-
-
-@given(st.integers(0, 2**32))
-def test_ranges_of_free_space_never_overlap_and_all_come_back(seed: int) -> None:
-    numbers = random.Random(seed)
-    space = FreeSpace()
-    length = 0
-    out: dict[int, int] = {}
-    for _ in range(200):
-        if out and numbers.random() < 0.5:
-            start = numbers.choice(list(out))
-            end = start + out.pop(start)
-            space.put(start, end)
-        else:
-            size = numbers.randint(1, 50)
-            found = space.take(size)
-            if found is None:
-                space.put(length, length + size)
-                length += size
-                found = space.take(size)
-                assert found is not None
-            assert all(found + size <= start or start + n <= found for start, n in out.items())
-            out[found] = size
-        free = sum(end - start for start, end in space.holes)
-        assert free + sum(out.values()) == length
-        edges = [edge for hole in space.holes for edge in hole]
-        assert edges == sorted(set(edges))  # apart, and none is empty
-    for start, size in out.items():
-        space.put(start, start + size)
-    assert space.holes == [(0, length)] * bool(length)
 
 
 @given(st.integers(0, 2**32))
@@ -420,48 +362,10 @@ def test_batch_that_finds_attributes_by_itself_arrives_whole() -> None:
         assert (found.__restore_key__, found.__sources__, found.more) == (KEY, (INFO,), 5)
 
 
-@pytest.mark.parametrize(
-    "snapshot",
-    [
-        Snapshot("stream", {"items": 3}, (Snapshot("source", {"name": "a", "position": 5}),)),
-        Snapshot("a", {"x": np.arange(5), "k": ("b", (1, 2))}, [Snapshot("b", {})], ("n",)),
-        Snapshot("a", {"x": np.zeros(50_000)}, (), Names(["p", "q"])),
-    ],
-)
-def test_snapshot_arrives_as_it_was_and_goes_on_to_another_process(snapshot) -> None:
-    with Line() as line:
-        found = line.send(Delivery({}, 0, 0, snapshot, [], [])).snapshot
-        for _ in range(2):  # unread, and read
-            again = pickle.loads(pickle.dumps(found))
-            assert again.to_json() == found.to_json() == snapshot.to_json()
-            assert found == again == snapshot
-            assert (found.kind, found.names) == (snapshot.kind, snapshot.names)
-        assert line.send(Delivery({}, 0, 0, found, [], [])).snapshot == snapshot
-
-
 def made_batch(line: Line, value: int, num_rows: int = 8) -> torch.Tensor:
     array = line.outlet.empty((8, 100, 100), np.dtype(np.float32))
     array[...] = value
     return torch.from_numpy(array[:num_rows])
-
-
-def test_array_that_was_made_in_the_arena_is_sent_as_it_lies_there() -> None:
-    with Line() as line:
-        for value in range(10):
-            content = packed(made_batch(line, value, 5))
-            line.outlet.send(7, content)
-            assert line.used_bytes < 3 * 320_000 + 10_000  # this, `found`, the one before it
-            found = line.received()
-            assert found.shape == (5, 100, 100)
-            assert bool((found == value).all())
-        del found
-        line.send(0)
-        assert line.used_bytes < 1_000
-        dropped = made_batch(line, 1)  # as by a hook that then fails
-        assert line.used_bytes >= 320_000
-        del dropped
-        line.send(0)
-        assert line.used_bytes < 1_000
 
 
 def test_array_that_was_made_in_the_arena_and_is_kept_by_a_hook_may_be_changed_by_it() -> None:
@@ -489,49 +393,9 @@ def test_array_that_was_made_in_the_arena_and_is_kept_by_a_hook_may_be_changed_b
         assert bool((found[1] == 3).all())
 
 
-def test_array_that_was_made_in_an_arena_before_a_fork_is_sent_after_it() -> None:
-    with Line() as line:
-        before = made_batch(line, 4)
-        kept = line.send(torch.ones(50_000))
-        line.inlet.arena.leave()  # what the worker pool does before each fork
-        line.send(0)
-        first = line.outlet._arena_number
-        content = packed(before)
-        del before
-        line.outlet.send(7, content)
-        assert first == 1
-        assert bool((line.received() == 4).all())
-        assert kept.sum() == 50_000
-
-
 def num_open_files() -> int:
     gc.collect()
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
-def test_a_batch_of_many_tensors_needs_no_files() -> None:
-    with Line() as line:
-        line.send(0)
-        before = num_open_files()
-        tensors = [torch.full((10_000,), float(i)) for i in range(300)]
-        found = line.send(tensors)
-        assert_same(found, tensors)
-        assert num_open_files() <= before + 2  # of the map after it has grown
-    del found
-
-
-def test_views_outlive_the_arena_and_both_ends() -> None:
-    before = num_open_files()
-    line = Line()
-    with line:
-        found = line.send([torch.ones(50_000), np.ones(50_000)])
-        os.close(line.outlet._arena.file)  # as its process ends
-    del line
-    gc.collect()
-    assert found[0].sum() == found[1].sum() == 50_000
-    found[0][0] = 5
-    del found
-    assert num_open_files() <= before
 
 
 def test_a_fork_reads_what_was_in_use_when_it_began_whatever_comes_after() -> None:
@@ -555,35 +419,6 @@ def test_a_fork_reads_what_was_in_use_when_it_began_whatever_comes_after() -> No
             os.close(end)
         assert line.inlet.arena is not arena  # the new one
         assert line.used_bytes < 500_000
-
-
-def test_ranges_come_back_in_the_end_though_the_worker_takes_none_for_long() -> None:
-    with Line() as line:
-        line.send(0)
-        kept = [line.send(torch.full((9_000,), float(value))) for value in range(1_200)]
-        assert all(bool((tensor == value).all()) for value, tensor in enumerate(kept))
-        used = line.used_bytes
-        assert used > 1_200 * 36_000
-        kept.clear()
-        line.send(0)
-        arena = line.inlet.arena
-        assert len(arena.returned) == 1_100  # a message has a hundred
-        arena.leave()
-        assert not arena.is_left  # nothing is in use
-        for _ in range(11):
-            line.send(0)
-        assert line.used_bytes < 200
-        assert not arena.returned
-
-
-def test_delivery_of_another_pass_is_dropped_with_its_buffers() -> None:
-    with Line() as line:
-        line.outlet.send(6, packed(torch.ones(50_000)))
-        line.outlet.send(7, packed("kept"))
-        assert line.inlet.take(7) == "kept"
-        assert line.inlet.take(7) is None
-        line.send(0)
-        assert line.used_bytes < 200
 
 
 def test_report_that_comes_in_parts_is_one_report_and_the_end_of_the_socket_is_the_end() -> None:

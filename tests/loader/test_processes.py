@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from energon_lite import (
     DefaultTaskEncoder,
@@ -28,15 +27,6 @@ from ..programs import run_program
 from .workers import loader_of
 
 pytestmark = pytest.mark.processes
-
-
-def test_global_seeds_of_the_user_are_left_alone_by_worker_processes(texts) -> None:
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    run = Ranks(train(texts, "skipping"), 1, 2)
-    run.slots(4)
-    assert torch.equal(torch.rand(3), expected)
 
 
 def test_loader_of_which_no_batch_is_read_starts_no_process(texts) -> None:

@@ -229,12 +229,3 @@ def test_seeding_makes_other_numbers_for_each_generator() -> None:
         return [*of_torch, *np.random.randint(1 << 32, size=50).tolist(), *of_random]
 
     assert len(set(call_seeded(12345, words))) == 150
-
-
-def test_marked_hooks_leave_no_trace_in_the_state(texts: Path) -> None:
-    run = Ranks(Making(texts, DefaultTaskEncoder), 1)
-    run.steps(3)
-    assert "generators" not in run.save()[0]["streams"]["0"]
-    run = Ranks(Making(texts, Seldom), 1)
-    run.steps(3)
-    assert "generators" in run.save()[0]["streams"]["0"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import socket
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,6 @@ from energon_lite import DefaultTaskEncoder, Packing, get_train_dataset, statele
 from energon_lite.batching.collector import CollectorState
 from energon_lite.core import batch_memory
 from energon_lite.core.state import Snapshot
-from energon_lite.loader.workers.arena import Arena
 from energon_lite.loader.workers.channel import Channel, Inlet, Outlet
 from energon_lite.loader.workers.codec import packed_delivery
 from energon_lite.loader.workers.rank_feed import Delivery
@@ -38,19 +36,6 @@ class Wire:
         self.loop, self.worker = map(Channel, socket.socketpair())
         self.inlet, self.outlet = Inlet(self.loop), Outlet(self.worker, 2)
         self.outlet.is_wanted()
-        self.num_bytes = 0
-        send = self.worker.send
-
-        def counted(kind: int, number: int = 0, body: bytes = b"", files: Any = ()) -> None:
-            self.num_bytes += len(body)
-            send(kind, number, body, files)
-
-        self.worker.send = counted  # type: ignore[method-assign]
-
-    @property
-    def arena(self) -> Arena:
-        arena: Arena = self.outlet._arena
-        return arena
 
     def send(self, snapshot: Snapshot) -> None:
         assert self.outlet.is_wanted()
@@ -60,15 +45,6 @@ class Wire:
         self.send(snapshot)
         found: Snapshot = self.inlet.take(7).snapshot
         return found
-
-
-@pytest.fixture
-def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
-    found = Wire()
-    monkeypatch.setattr(batch_memory, "new_block", found.outlet.empty)
-    yield found
-    found.loop.sock.close()
-    found.worker.sock.close()
 
 
 class Places:
@@ -85,13 +61,13 @@ KEYS: list[Any] = [
 ]
 
 
-def add(buffer: SampleBuffer, first: int, num: int, key_of: Any = KEYS[0]) -> None:
+def add(buffer: SampleBuffer, first: int, num: int, key_of: Any) -> None:
     numbers = range(first, first + num)
     units = [(n, n % 3, (n % 5,), key_of(n)) for n in numbers]
     buffer.add(units, [*numbers])
 
 
-def snapshot_of(buffer: SampleBuffer, read: int = 0) -> Snapshot:
+def snapshot_of(buffer: SampleBuffer, read: int) -> Snapshot:
     left = np.array([*buffer.keys], np.int64)
     rows = partial(np.column_stack, (left, left % 11))
     fields: Any = buffer.fields({"read": read}, CollectorState({}, rows))
@@ -144,72 +120,6 @@ def test_snapshots_that_were_sent_stay_what_they_were(steps: list[Any]) -> None:
             assert again.to_json() == found.to_json() == expected
     wire.loop.sock.close()
     wire.worker.sock.close()
-
-
-def test_places_that_are_found_later_are_not_in_a_snapshot(wire: Wire) -> None:
-    buffer, kept = SampleBuffer(1, Places()), []  # type: ignore[arg-type]
-    for first in range(0, 3000, 600):
-        add(buffer, first, 600)
-        snapshot = snapshot_of(buffer)
-        kept.append((wire.sent(snapshot), at_once(snapshot)))
-    for found, expected in kept:
-        assert found.to_json() == expected
-
-
-def test_memory_of_rows_is_used_again_when_both_sides_have_left_it(wire: Wire) -> None:
-    buffer, kept = SampleBuffer(1), []
-    for first in range(0, 20_000, 500):
-        add(buffer, first, 500)
-        buffer.taken([*buffer.keys][:-1000])
-        kept = [*kept[-2:], wire.sent(snapshot_of(buffer))]
-        assert wire.arena._space.used_bytes < 2_000_000
-    del buffer
-    assert len({*kept[-1].fields["rows"]}) == 1000
-    kept.clear()
-    for _ in range(2):  # the first one carries back what was left
-        wire.sent(Snapshot("end", {}))
-    wire.outlet.is_wanted()
-    wire.arena.put_back(())
-    assert wire.arena._space.used_bytes == 0
-
-
-def test_a_delivery_has_as_many_bytes_with_a_large_buffer_as_with_a_small_one(
-    wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write = Arena.write
-
-    def counted(arena: Arena, pieces: Any) -> int:
-        wire.num_bytes += sum(map(len, pieces))
-        return write(arena, pieces)
-
-    monkeypatch.setattr(Arena, "write", counted)
-    found = []
-    for size in (1000, 30_000):
-        buffer, most = SampleBuffer(1, Places()), 0  # type: ignore[arg-type]
-        for first in range(0, 3 * size, size // 10):
-            add(buffer, first, size // 10)
-            buffer.taken([*buffer.keys][:-size])
-            snapshot = buffer.fields({}, CollectorState({}))
-            wire.num_bytes = 0
-            sent = wire.sent(Snapshot("packed", snapshot))  # type: ignore[arg-type]
-            most = max(most, wire.num_bytes * (first > size))  # small ones are copied
-            assert len(sent.fields["keys"]) == min(size, first + size // 10)
-        found.append(most)
-    assert found[1] < found[0] + 50 < 1500
-
-
-def test_rows_move_into_another_arena_at_once(wire: Wire) -> None:
-    buffer = SampleBuffer(1)
-    add(buffer, 0, 2000)
-    first = wire.sent(snapshot_of(buffer))
-    before = wire.arena
-    wire.inlet.arena.is_left = True  # as by a fork of the training loop
-    sent = [wire.sent(snapshot_of(buffer)) for _ in range(3)]
-    assert wire.arena is not before
-    add(buffer, 2000, 10)
-    later = wire.sent(snapshot_of(buffer))
-    assert [len(own.fields["rows"]) for own in (first, *sent, later)] == [2000] * 4 + [2010]
-    assert len(wire.arena.shared) == 1
 
 
 class Packs(DefaultTaskEncoder):

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import multiprocessing
 import multiprocessing.process
 import os
 import random
 import signal
-import sys
 import threading
 import time
 import weakref
 from itertools import islice
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-import energon_lite.loader
 from energon_lite import (
     DefaultTaskEncoder,
     SkipSample,
@@ -32,88 +28,15 @@ from energon_lite import (
     get_train_dataset,
     stateless,
 )
-from energon_lite.loader.workers import deferred_signals, worker_pool
-from energon_lite.loader.workers.arena import Arena
+from energon_lite.loader.workers import worker_pool
 
-from ..helpers import Ranks, assert_same, is_true_in_fork, through_json, train, validation
+from ..helpers import Ranks, assert_same, is_true_in_fork, train, validation
 from .workers import workers_of
 
 pytestmark = pytest.mark.processes
 
 
 # ------------------------------------------------------------------------------------- how it ends
-
-
-@pytest.mark.parametrize("num_threads", [0, pytest.param(2, marks=pytest.mark.soak)])
-def test_loader_interrupted_at_any_line_stands_where_it_stood(texts, num_threads) -> None:
-    """A `KeyboardInterrupt` at each line of the loader's code, one after the other."""
-    folder = str(Path(energon_lite.loader.__file__).parent)
-    left = [0]
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        file = frame.f_code.co_filename
-        if not file.startswith(folder) or file == deferred_signals.__file__:
-            return None
-        # These give what is done; there, handlers of signals do not run at each line.
-        if frame.f_code.co_name in ("iterate", "_batches", "_whole"):
-            return None
-        if event == "line":
-            left[0] -= 1
-            if left[0] == 0:
-                raise KeyboardInterrupt
-        return trace
-
-    make = train(texts, "skipping", repeat=False)
-    expected = Ranks(make, 1, num_streams=2)
-    whole = expected.rest()
-    counts = expected.loaders[0].stats()
-    found: dict[int, Any] = {}
-    run = Ranks(make, 1, num_threads, num_streams=2, worker_type="thread")
-    (loader,) = run.loaders
-    (batches,) = run.iterators
-    number, num_interrupts = 1, 0
-    while True:
-        before = through_json(loader.save_state_rank())
-        left[0] = number
-        sys.settrace(trace)
-        try:
-            batch = next(batches)
-        except KeyboardInterrupt:
-            sys.settrace(None)
-            after = through_json(loader.save_state_rank())
-            assert {**after, "checksum": 0} == {**before, "checksum": 0}, f"line {number}"
-            number, num_interrupts = number + 1, num_interrupts + 1
-            batches = iter(loader)
-        except StopIteration:
-            break
-        else:
-            sys.settrace(None)
-            found[len(found)] = batch
-            if num_interrupts > 250:  # all lines were tried at the first batches
-                number = 10**9
-            elif left[0] > 0:
-                number = 1
-    sys.settrace(None)
-    assert num_interrupts > 100
-    assert_same(list(found.values()), list(whole.values()))
-    for source, stats in loader.stats().items():
-        assert (stats.samples, stats.draws, stats.skipped) == (
-            counts[source].samples,
-            counts[source].draws,
-            counts[source].skipped,
-        )
-
-
-def test_a_death_is_never_raised_in_the_body_of_the_loop(texts) -> None:
-    run = Ranks(train(texts), 1, 2, restart_workers=0)
-    run.slots(2)
-    for worker in workers_of(run):
-        os.kill(worker.pid, signal.SIGKILL)
-    end = time.monotonic() + 0.3
-    while time.monotonic() < end:  # a signal handler would raise here
-        sum(range(1000))
-    with pytest.raises(RuntimeError, match=r"\(signal 9\) of rank 0 died .*Nothing is lost"):
-        run.slots(70)
 
 
 class Slow(DefaultTaskEncoder):
@@ -301,34 +224,6 @@ def test_hook_that_forks_does_not_change_the_batches_of_its_process(texts) -> No
                 assert all(bool((old[name] == old["number"]).all()) for name in ("tensor", "again"))
 
 
-class Images(DefaultTaskEncoder):
-    """Adds a tensor to each sample, which the default `batch` stacks."""
-
-    @stateless
-    def encode_sample(self, sample: Any) -> Any:
-        number = int(sample.__key__)
-        return {"__key__": sample.__key__, "image": torch.full((200, 500), float(number))}
-
-
-def test_stacked_tensors_are_sent_without_a_copy(texts, monkeypatch) -> None:
-    counter = multiprocessing.Value("i", 0)
-    write = Arena.write
-
-    def counting(arena: Arena, pieces: Any) -> int:
-        counter.value += sum(map(len, pieces)) > 100_000
-        return write(arena, pieces)
-
-    monkeypatch.setattr(Arena, "write", counting)
-    config = WorkerConfig(rank=0, world_size=1, num_workers=2, start_method="fork")
-    dataset = get_train_dataset(texts, batch_size=2, worker_config=config, task_encoder=Images())
-    with get_savable_loader(dataset) as loader:
-        for batch in islice(loader, 20):
-            numbers = [float(key) for key in batch["__key__"]]
-            assert batch["image"].flatten(1).min(1)[0].tolist() == numbers
-            assert batch["image"].flatten(1).max(1)[0].tolist() == numbers
-    assert counter.value == 0
-
-
 def zeroes(kept: list[Any]) -> bool:
     """Whether batches can be set to zero in a fork of a fork, each with memory of its own."""
     for batch in kept:
@@ -356,17 +251,3 @@ def test_fork_of_the_loop_writes_into_no_batch_of_its_parent(texts, has_ended) -
         gc.collect()
         assert is_true_in_fork(lambda: zeroes(kept[1:]))
         assert all(map(are_right, kept))
-
-
-def test_process_that_cannot_be_started_for_open_files_says_what_to_do(
-    texts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def start(self: Any) -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", start)
-    config = WorkerConfig(rank=0, world_size=1, num_workers=1)
-    dataset = get_train_dataset(texts, batch_size=2, worker_config=config)
-    with pytest.raises(OSError, match="Too many open files") as caught:
-        next(iter(get_savable_loader(dataset)))
-    assert any("ulimit -n" in note for note in caught.value.__dict__["__notes__"])
