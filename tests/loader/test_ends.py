@@ -40,7 +40,6 @@ from energon_lite import (
 from energon_lite.balance import CostModel
 from energon_lite.extras.lengths.length_index import measure_lengths
 from energon_lite.loader import ends, rank_store
-from energon_lite.stages.planned import PlanCursor
 
 from ..conftest import examples
 from ..helpers import assert_same, ignore, number_of, text_set, through_json, train
@@ -383,14 +382,6 @@ def test_steps_of_one_modality_stay_so_to_the_end(roots, monkeypatch) -> None:
         Together(monkeypatch, make, 4, end="pad", num_streams=8)
 
 
-def test_one_rank_that_pads_has_masks_and_nothing_else_changes(roots, monkeypatch) -> None:
-    make = partial(validation, roots[23], encoder_of("dicts", 3))
-    (expected,) = Together(monkeypatch, make, 1, end="uneven").one_pass()
-    (found,) = Together(monkeypatch, make, 1, end="pad").one_pass()
-    assert all(batch.pop("valid").all() for batch in found)
-    assert_same(found, expected)
-
-
 class Wavering(Filtered):
     """Skips other samples each time."""
 
@@ -534,24 +525,6 @@ def test_len_of_planned_packs_is_what_comes(
         assert list(map(len, found)) == lengths, number
         if end != "drop":
             assert valid_numbers(found) == list(range(97))
-
-
-def test_len_of_a_shared_plan_makes_the_plan_once(roots, tmp_path_factory, monkeypatch) -> None:
-    folder = tmp_path_factory.mktemp("shared") / "indexed"
-    shutil.copytree(roots[97], folder)
-    measure_lengths(folder, Planned(), name="index", num_workers=0)
-    config = WorkerConfig(rank=0, world_size=4, num_workers=0, num_streams=16)
-    dataset = get_train_dataset(
-        folder, worker_config=config, task_encoder=Planned(**SHARED), batch_size=2, repeat=False
-    )
-    plans = []
-    plan = PlanCursor.windows
-    monkeypatch.setattr(PlanCursor, "windows", lambda *call: plans.append(call) or plan(*call))
-    loader = get_savable_loader(dataset, end="pad")
-    assert len(loader) == len(loader) > 0
-    loader.save_state_rank()
-    loader.save_state_rank()
-    assert len(plans) <= 2  # that of 16 streams, and that of one for the statistics
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,22 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.distributed as dist
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from energon_lite import (
-    Cooker,
     DefaultTaskEncoder,
     SampleDecoder,
     SkipSample,
     TextSample,
     WorkerConfig,
-    basic_sample_keys,
     get_savable_loader,
     get_train_dataset,
     stateless,
 )
-from energon_lite.core.dataset import Traits
 from energon_lite.core.errors import StateError
 from energon_lite.core.key_columns import planes_of
 from energon_lite.core.keys import leaves
@@ -38,12 +30,9 @@ from energon_lite.loader import stats as counting
 from ..helpers import (
     Ranks,
     blend_maker,
-    counts_in_state,
     number_of,
-    prepared,
     signed,
     text_set,
-    write_tar,
 )
 from ..rank_processes import in_ranks
 
@@ -77,29 +66,6 @@ class Skipping(Measuring):
         if number_of(sample) % 7 == 2:
             raise ValueError(f"cannot encode {sample.__key__}")
         return sample
-
-
-class Expanding(Measuring):
-    """Makes 0..3 samples of each."""
-
-    @stateless
-    def encode_sample(self, sample: TextSample) -> Iterator[TextSample]:
-        for _ in range(number_of(sample) % 4):
-            yield sample
-
-
-class Grouping(Measuring):
-    @stateless
-    def batch_group_criterion(self, sample: TextSample) -> tuple[int, None]:
-        return number_of(sample) % 3, None
-
-
-class SkippingBatches(Measuring):
-    @stateless
-    def encode_batch(self, batch: Any) -> Any:
-        if sum(map(int, batch.__key__)) % 3 == 1:
-            raise SkipSample
-        return batch
 
 
 @pytest.fixture(scope="module")
@@ -164,123 +130,6 @@ def test_counts_are_those_of_the_batches_that_the_loop_received(sets, encoder) -
     )
 
 
-def test_hook_that_makes_several_samples_of_one_counts_the_one(sets) -> None:
-    run = Ranks(blend_of(sets, encoder=Expanding), 1, num_streams=2)
-    batches = list(run.slots(60).values())
-    found = recount(batches)
-    for name, s in run.loaders[0].stats().items():
-        assert s.tokens == found[name]["tokens"]
-        assert s.skipped == 0
-        # Drawn, of which one in four gives nothing.
-        draws = {leaf for b in batches for leaf in leaves(b.__restore_key__) if leaf[0] == name}
-        empty = s.draws - len(draws)
-        assert s.samples == len(draws)
-        assert 0 < empty < s.draws / 2
-
-
-def test_samples_buffered_by_group_are_read_ahead(sets) -> None:
-    run = Ranks(blend_of(sets, encoder=Grouping), 1, num_streams=2)
-    found = recount(run.slots(31).values())
-    held: Counter[str] = Counter()
-    for stream in run.save()[0]["streams"].values():
-        (lists,) = stream["inner"]
-        held.update(key[0] for key in lists["keys"])
-    assert held
-    for name, s in run.loaders[0].stats().items():
-        assert (s.samples, s.read_ahead) == (found[name]["samples"], held[name])
-        assert s.draws == s.samples + s.read_ahead
-
-
-@pytest.mark.parametrize(
-    ("encoder", "world_size", "num_streams"),
-    [(Measuring, 2, 4), (Skipping, 3, 4), (Expanding, 3, 1), (Skipping, 4, 6)],
-)
-def test_sum_over_ranks_is_that_of_the_run(sets, encoder, world_size, num_streams) -> None:
-    make = blend_of(sets, encoder=encoder)
-    one = Ranks(make, 1, num_streams=num_streams)
-    one.slots(24)
-    expected = one.loaders[0].stats()
-    run = Ranks(make, world_size, num_streams=num_streams)
-    batches = run.slots(24)
-    resumed = Ranks(make, 2 if world_size > 2 else 3, states=run.save())
-    first, *others = (loader.stats() for loader in resumed.loaders)
-    kept = first.merged(others)
-    first, *others = (loader.stats() for loader in run.loaders)
-    merged = first.merged(others)
-    fields = (*EXACT, "skipped", "draws", "target_share", "actual_share", "loss_weight_sum")
-    assert of(kept, *fields) == {n: pytest.approx(c) for n, c in of(merged, *fields).items()}
-    assert of(merged, *fields) == {n: pytest.approx(c) for n, c in of(expected, *fields).items()}
-    assert of(first, *EXACT) != of(merged, *EXACT)
-    if encoder is not Expanding:
-        assert of(merged, *EXACT) == recount(batches.values())
-
-
-class SkippingTheEnd(Measuring):
-    """Skips all samples after the 15th that is drawn."""
-
-    @stateless
-    def encode_sample(self, sample: TextSample) -> TextSample:
-        if sample.__restore_key__[-1] >= 15:
-            raise SkipSample
-        return sample
-
-
-@pytest.mark.parametrize(
-    ("ended", "world_size"), [([0], 1), ([1], 1), ([1], 4), ([0, 1, 2], 3), ([3], 1), ([], 3)]
-)
-def test_what_is_skipped_after_the_last_batch_counts_once_on_ranks_without_a_batch(
-    sets, tmp_path, ended, world_size
-) -> None:
-    """Four ranks share one stream of five batches: the slot in which it ends is rank 1's."""
-    make = blend_of(sets, "path: a", SkippingTheEnd, repeat=False)
-    logs = [tmp_path / "first-{rank}", tmp_path / "second-{rank}"]
-    run = Ranks(make, 4, num_streams=1, skip_log=logs[0])
-    one = Ranks(make, 1, num_streams=1)
-    one.rest()
-    for rank in range(4):
-        for _ in range(2 if rank in ended else 1):
-            next(run.iterators[rank], None)
-        if rank in ended:
-            assert next(run.iterators[rank], None) is None
-    again = Ranks(make, world_size, states=run.save(), skip_log=logs[1])
-    nothing_is_left = 0 in ended
-    if nothing_is_left:  # all five slots were given, so what is resumed is the next pass
-        one.iterators = [iter(loader) for loader in one.loaders]
-        one.rest()
-    for rank, iterator in enumerate(again.iterators):
-        if nothing_is_left or not (world_size == 4 and rank in ended):
-            list(iterator)
-    first, *others = (loader.stats() for loader in again.loaders)
-    fields = (*EXACT, "skipped", "draws")
-    assert of(first.merged(others), *fields) == of(one.loaders[0].stats(), *fields)
-    lines = [line for log in tmp_path.iterdir() for line in log.read_text().splitlines()]
-    assert len(lines) == sum(s.skipped for s in one.loaders[0].stats().values())
-    assert len(lines) == 9 * (1 + nothing_is_left)
-
-
-def test_failing_samples_are_counted_with_their_source(tmp_path) -> None:
-    text_set(tmp_path / "a", 12)
-    members = [(f"{i:05d}.json", b"{" if i % 3 == 0 else b'{"x": "y"}') for i in range(12)]
-    write_tar(tmp_path / "b" / "shard-0.tar", members)
-    prepared(tmp_path / "b", "TextSample", {"text": "json[x]"})
-    run = Ranks(blend_of(tmp_path, "blend: [{path: a}, {path: b}]"), 1)
-    batches = list(run.slots(24).values())
-    stats = run.loaders[0].stats()
-    assert of(stats, *EXACT) == recount(batches)
-    assert stats["a/train"].skipped == 0
-    assert stats["b/train"].skipped == stats["b/train"].draws - stats["b/train"].samples > 10
-
-
-def test_skipped_batches_count_for_none_of_their_sources(sets) -> None:
-    run = Ranks(blend_of(sets, encoder=SkippingBatches), 1)
-    found = recount(run.slots(40).values())
-    stats = run.loaders[0].stats()
-    assert {n: s.samples for n, s in stats.items()} == {n: c["samples"] for n, c in found.items()}
-    lost = {name: s.draws - s.samples for name, s in stats.items()}
-    assert min(lost.values()) > 5
-    assert {name: s.skipped for name, s in stats.items()} == lost
-
-
 # ------------------------------------------------------------------------------------- the state
 
 
@@ -310,21 +159,6 @@ def test_counts_of_an_edited_blend_keep_what_was(sets) -> None:
     assert stats.target == pytest.approx(target)
     total = 0.2 * first["a/train"]["samples"] + 2.0 * second["a/train"]["samples"]
     assert stats["a/train"].loss_weight_sum == pytest.approx(total)
-
-
-def test_state_with_counts_is_plain_small_and_does_not_grow(sets) -> None:
-    run = Ranks(blend_of(sets, encoder=Skipping), 1, num_streams=2)
-    sizes = []
-    for steps in (10, 400):
-        run.slots(steps)
-        (state,) = run.save()
-        assert json.loads(json.dumps(state, allow_nan=False)) == state
-        assert set(counts_in_state(state)) == set(SHARES)
-        state = run.loaders[0].save_state_rank()
-        sizes.append((len(json.dumps(state["stats"])), len(json.dumps(state["streams"]))))
-    assert sizes[0][0] < 700
-    assert sizes[1][0] - sizes[0][0] < 150
-    assert sizes[1][1] - sizes[0][1] < 40
 
 
 @pytest.mark.parametrize(
@@ -360,28 +194,6 @@ def test_corrupt_counts_are_refused(sets, damage) -> None:
 
 
 # ----------------------------------------------------------------------------------- targets
-
-
-def test_target_share_of_a_schedule_is_its_integral(sets) -> None:
-    make = blend_of(
-        sets,
-        """
-        blend:
-        - {path: a, weight: {schedule: linear, points: {0: 1, 600: 0}}}
-        - {path: b, weight: {schedule: linear, points: {0: 0, 600: 1}}}
-        """,
-    )
-    run = Ranks(make, 2, num_streams=4)
-    for steps in (10, 60, 80):
-        run.slots(2 * steps)
-        stats = run.loaders[0].stats().merged([run.loaders[1].stats()])
-        draws = sum(s.samples for s in stats.values())
-        # The mean of min(1, draw / 600) over the draws.
-        inside = min(draws, 600)
-        share = (inside * (inside - 1) / 2 / 600 + (draws - inside)) / draws
-        assert stats["b/train"].target_share == pytest.approx(share, abs=1e-6)
-        assert stats["a/train"].target_share == pytest.approx(1 - share, abs=1e-6)
-        assert abs(stats["b/train"].actual_share - share) * draws < 10
 
 
 def test_finite_passes_ask_for_each_source_once(sets) -> None:
@@ -437,62 +249,6 @@ def test_text_is_a_table_for_people(stats) -> None:
     assert lines[1].split()[:3] == ["a/train", "50.00%", f"{stats['a/train'].actual_share:.2%}"]
 
 
-@given(st.lists(st.integers(-4, 30), min_size=1, max_size=60), st.integers(1, 9))
-@settings(max_examples=25, deadline=None)
-def test_counter_that_returns_to_a_mark_counts_as_if_nothing_came_since(steps, most_rows) -> None:
-    """A step below 0 returns to a mark; another one draws samples of one of three sources."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counting, "_MAX_ROWS", most_rows)
-        dataset: Any = Dataset()
-        counter, marks, kept = counting.Counter(dataset, []), [], [[]]
-        for step in steps:
-            marks = [*marks[: len(kept) - 1], counter.mark]
-            if step < 0:
-                place = max(0, len(kept) - 1 + step)
-                counter.mark, kept = marks[place], kept[: place + 1]
-                assert counter.mark is marks[place]
-            else:
-                row = (f"s{step % 3}", step, 0.5, 0.25, 3, 1, step, step, step)
-                counter.add([row], [], 0.125)
-                kept.append([*kept[-1], row])
-            if step % 5 == 0:
-                counter.table(0)
-        fresh = counting.Counter(dataset, [])
-        for row in kept[-1]:
-            fresh.add([row], [], 0.125)
-        rows, expected = (one.table(0).rows() for one in (counter, fresh))
-        assert {name: row for name, row in rows.items() if row["batches"]} == {
-            name: row for name, row in expected.items() if row["batches"]
-        }
-        assert counter.mark[-1] == len(kept[-1])
-
-
-class Dataset:
-    """Stands for a pipeline of which only the sources are asked for."""
-
-    endless, children, traits = True, (), Traits()
-
-    def sources(self) -> list[Any]:
-        return []
-
-    def expected(self, num_items: float) -> dict[str, float]:
-        return {}
-
-
-def test_stats_are_a_copy(sets) -> None:
-    run = Ranks(blend_of(sets), 1)
-    run.steps(5)
-    loader = run.loaders[0]
-    stats = loader.stats()
-    before = of(stats, *EXACT)
-    stats["a/train"].samples += 100
-    merged = stats.merged([])
-    merged["b/train"].samples += 100
-    run.steps(5)
-    assert of(stats, "batches")["b/train"] == Counter(batches=before["b/train"]["batches"])
-    assert loader.stats()["a/train"].samples < 30
-
-
 # ------------------------------------------------------------------------------------------- time
 
 
@@ -528,15 +284,6 @@ class SlowEncoding(DefaultTaskEncoder):
         return sample
 
 
-def slow(sample: dict[str, Any]) -> TextSample:
-    CLOCK.pass_by(0.005)
-    return TextSample(**basic_sample_keys(sample), text=sample["txt"])
-
-
-class SlowCooking(DefaultTaskEncoder):
-    cookers = (Cooker(slow),)
-
-
 class SlowDecoder(SampleDecoder):
     """Takes long for texts."""
 
@@ -553,14 +300,10 @@ class SlowDecoding(DefaultTaskEncoder):
 
 
 @pytest.mark.parametrize(
-    ("encoder", "field"),
-    [(SlowEncoding, "encode_sec"), (SlowCooking, "encode_sec"), (SlowDecoding, "read_sec")],
+    ("encoder", "field"), [(SlowEncoding, "encode_sec"), (SlowDecoding, "read_sec")]
 )
 def test_slow_work_for_a_source_is_named(tmp_path, clock, encoder, field) -> None:
     text_set(tmp_path / "b", 8)
-    if encoder is SlowCooking:
-        shutil.rmtree(tmp_path / "b/.nv-meta")
-        prepared(tmp_path / "b", "CrudeWebdataset")
     run = Ranks(blend_of(tmp_path, "path: b", encoder), 1)
     run.steps(12)
     (stats,) = run.loaders[0].stats().values()
