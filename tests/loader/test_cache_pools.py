@@ -164,26 +164,6 @@ def test_a_resume_with_lazy_values_in_buffers_is_exact(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("start_method", "num_workers"),
-    [("fork", 2), pytest.param("spawn", 1, marks=pytest.mark.soak)],
-)
-def test_worker_processes_have_the_pool_and_leave_no_file(
-    make_loader: MakeLoader, tmp_path: Path, start_method: str, num_workers: int
-) -> None:
-    whole = read(make_loader(None), 12)
-    pool = FileStoreCachePool(parent_cache_dir=tmp_path, num_workers=2)
-    loader = make_loader(pool, num_workers, start_method=start_method)
-    batches = list(islice(loader, 8))
-    assert {pool for batch in batches for pool in batch.pool} == {"FileStoreCachePool"}
-    assert [batch.text for batch in batches] == [text for text, _ in whole[:8]]
-    assert len(list(tmp_path.glob("cache_*"))) == num_workers
-    loader.shutdown()
-    assert list(tmp_path.iterdir()) == []
-    assert read(loader, 4) == whole[8:]
-
-
-@pytest.mark.processes
 @pytest.mark.parametrize(("kind", "num_workers"), [("default", 0), ("small", 0), ("files", 1)])
 def test_an_item_is_made_again_in_the_main_process_with_the_pool(
     make_loader: MakeLoader, tmp_path: Path, kind: str, num_workers: int

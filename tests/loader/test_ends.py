@@ -382,38 +382,6 @@ def test_steps_of_one_modality_stay_so_to_the_end(roots, monkeypatch) -> None:
         Together(monkeypatch, make, 4, end="pad", num_streams=8)
 
 
-class Wavering(Filtered):
-    """Skips other samples each time."""
-
-    num_calls = 0
-
-    @stateless
-    def encode_sample(self, sample: TextSample) -> Any:
-        self.num_calls += 1
-        if random.Random(self.num_calls).random() < 0.3:
-            raise SkipSample
-        return sample
-
-
-def test_validations_that_differ_have_equally_many_steps_nevertheless(roots, monkeypatch) -> None:
-    encoders = [Wavering(0) for _ in range(4)]
-
-    def make(config: WorkerConfig) -> Any:
-        return validation(roots[61], encoders[config.rank], config, batch_size=1)
-
-    run = Together(monkeypatch, make, 4)
-    steps = []
-    for _ in range(6):
-        for encoder in encoders[:2]:
-            encoder.num_calls += 1
-        found = run.one_pass()
-        steps.append(steps_of(found))
-        counts = [sum(bool(batch.valid.all()) for batch in own) for own in found]
-        assert steps[-1] == max(counts)
-        assert len(set(valid_numbers(found))) == sum(counts)
-    assert len(set(steps)) > 1
-
-
 class FailsOnce(Filtered):
     """Stops its process the first time that it sees sample 30."""
 

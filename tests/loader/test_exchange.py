@@ -108,6 +108,13 @@ def test_all_ranks_get_the_same_or_fail_and_no_failed_call_hinders_the_next(data
                     assert result == everything[place]
 
 
+def test_ranks_that_call_different_things_all_fail(monkeypatch) -> None:
+    ranks = InThreads(3, monkeypatch)
+    found = ranks.run_all(lambda one, rank: one.gather(0, f"call {rank // 2}"))
+    assert all("called different things at once" in str(error) for error in found)
+    assert ranks.run_all(lambda one, _: one.gather("new", "call")) == [["new"] * 3] * 3
+
+
 def test_store_does_not_grow_with_calls(monkeypatch) -> None:
     ranks = InThreads(3, monkeypatch)
     sizes = []

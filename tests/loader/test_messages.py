@@ -253,25 +253,19 @@ class Made(dict[str, Any]):
     [
         ("batch", 3, ("a/train", 0, 5, 7), ("a/train", 1, 2**70, 8)),
         ("batch", 3, ("a/train", 0, 5, 7), ("crop", 1, ("a/train", 1, 6, 8))),  # of two lengths
-        ("batch", 3, ("x",), ()),
         ("batch", 3, "no tuple", ("a", 1)),
         ("batch", 3),
-        ("a/train", 0, 5, 7),
         (),
         None,
-        ["batch", 3, ("a", 1)],
     ],
 )
 @pytest.mark.parametrize(
     "sources",
     [
-        [(INFO,), (OTHER, INFO)],
         [(INFO, OTHER), (), (INFO,)],
         [],
-        None,
         (INFO, OTHER),
         [(INFO,), None],
-        [(INFO,), [OTHER]],
         [(INFO,), ("not", "a", "source", ())],
     ],
 )

@@ -106,15 +106,6 @@ def test_what_is_no_epoch_is_refused(texts: Path, number: Any, error: Any, words
     assert len(list(loader)) == len(loader)
 
 
-def test_epochs_that_a_trainer_counts_aloud_change_nothing(texts: Path) -> None:
-    for kind in [*KINDS.values(), {}]:
-        quiet, told = loader_of(texts, **kind), loader_of(texts, **kind)
-        for epoch in range(3):
-            told.set_epoch(epoch)
-            found = [keys_of(batch) for batch in islice(told, len(told))]
-            assert found == [keys_of(batch) for batch in islice(quiet, len(quiet))]
-
-
 @pytest.mark.processes
 def test_pass_that_is_left_early_ends_where_the_next_epoch_is_called(texts: Path) -> None:
     whole = loader_of(texts, repeat=False)

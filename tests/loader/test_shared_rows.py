@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import socket
 from functools import partial
 from typing import Any
 
@@ -16,35 +15,17 @@ from energon_lite import DefaultTaskEncoder, Packing, get_train_dataset, statele
 from energon_lite.batching.collector import CollectorState
 from energon_lite.core import batch_memory
 from energon_lite.core.state import Snapshot
-from energon_lite.loader.workers.channel import Channel, Inlet, Outlet
 from energon_lite.loader.workers.codec import packed_delivery
 from energon_lite.loader.workers.rank_feed import Delivery
 from energon_lite.stages.sample_buffer import SampleBuffer
 
 from ..conftest import examples
 from ..helpers import Ranks, assert_same, is_true_in_fork, number_of
+from .test_messages import Line
 from .test_restarts import kill
 from .workers import counts_of
 
 NUM_TEXTS = 3000
-
-
-class Wire:
-    """Both ends of the way of deliveries, in one process."""
-
-    def __init__(self) -> None:
-        self.loop, self.worker = map(Channel, socket.socketpair())
-        self.inlet, self.outlet = Inlet(self.loop), Outlet(self.worker, 2)
-        self.outlet.is_wanted()
-
-    def send(self, snapshot: Snapshot) -> None:
-        assert self.outlet.is_wanted()
-        self.outlet.send(7, packed_delivery(Delivery("", 0, 0, snapshot, [], []), "here"))
-
-    def sent(self, snapshot: Snapshot) -> Snapshot:
-        self.send(snapshot)
-        found: Snapshot = self.inlet.take(7).snapshot
-        return found
 
 
 class Places:
@@ -93,9 +74,8 @@ ACTS = ["keep", "drop", "other pass", "other arena"]
     )
 )  # fmt: skip
 def test_snapshots_that_were_sent_stay_what_they_were(steps: list[Any]) -> None:
-    wire = Wire()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batch_memory, "new_block", wire.outlet.empty)
+    with Line() as line, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch_memory, "new_block", line.outlet.empty)
         buffer: Any = SampleBuffer(1, Places())  # type: ignore[arg-type]
         num_added, kept = 0, []
         for num, share, is_old_first, key_of, act in steps:
@@ -105,21 +85,21 @@ def test_snapshots_that_were_sent_stay_what_they_were(steps: list[Any]) -> None:
             buffer.taken(old[: int(share * len(old))])
             snapshot = snapshot_of(buffer, num_added)
             expected = at_once(snapshot)
+            delivery = Delivery("", 0, 0, snapshot, [], [])
             if act == "other pass":
-                wire.send(snapshot)
-                assert wire.inlet.take(8) is None
+                line.outlet.send(7, packed_delivery(delivery, "here"))
+                assert line.inlet.take(8) is None
+                line.take_back()
             elif act == "drop":
                 del kept[::2]
             else:
-                wire.inlet.arena.is_left |= act == "other arena"
-                kept.append((wire.sent(snapshot), expected))
-            del snapshot
+                line.inlet.arena.is_left |= act == "other arena"
+                kept.append((line.send(delivery).snapshot, expected))
+            del snapshot, delivery
         for found, expected in kept:
             again = pickle.loads(pickle.dumps(found))
             assert type(again) is Snapshot
             assert again.to_json() == found.to_json() == expected
-    wire.loop.sock.close()
-    wire.worker.sock.close()
 
 
 class Packs(DefaultTaskEncoder):

@@ -21,7 +21,6 @@ from energon_lite import (
     get_train_dataset,
 )
 from energon_lite.core.topology import RankSlots
-from energon_lite.loader.resume import states_of
 
 from ..helpers import Ranks, keys_of, train
 from ..rank_processes import in_ranks
@@ -123,39 +122,7 @@ def test_peers_of_one_data_parallel_rank_get_equal_batches_and_states(texts, tmp
     assert states[1] == states[3]  # which differs from that of the peers in seconds only
 
 
-# ------------------------------------------------------------------------------- missing ranks
-
-
-def with_one_missing(rank: int, path: Path) -> Any:
-    loader = loader_of(path, state_timeout_sec=0.3 if rank != 1 else 60)
-    steps(loader, 2)
-    if rank != 1:
-        with pytest.raises(StateError, match=r"ranks \[1\] did not call state_dict\(\)"):
-            loader.state_dict()
-        with pytest.raises(StateError, match=r"ranks \[1\] did not call save_state_global\(\)"):
-            loader.save_state_global(0)
-    dist.barrier()
-    # The ranks that were left alone have tried twice, and that hinders nobody.
-    loader._exchange._timeout_sec = 60
-    states = loader.state_dict(), loader.save_state_global(1), loader.state_dict()
-    assert states[0] == states[2]
-    assert (states[1] is None) == (rank != 1)
-    if rank == 1:
-        with pytest.raises(StateError, match="called different things at once"):
-            loader.save_state_global(0)
-    else:
-        with pytest.raises(StateError, match="called different things at once"):
-            loader.state_dict()
-    return states[0], loader.state_dict() == states[0]
-
-
-@pytest.mark.processes
-def test_ranks_that_save_without_the_others_fail_and_the_next_save_succeeds(
-    texts, tmp_path
-) -> None:
-    found = in_ranks(with_one_missing, 3, tmp_path, texts)
-    assert found == [(found[0][0], True)] * 3
-    assert [state["count"] for state in states_of(found[0][0])] == [2, 2, 2]
+# ------------------------------------------------------------------------------- unknown groups
 
 
 def with_a_wrong_group(rank: int, path: Path) -> None:
