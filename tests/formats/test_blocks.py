@@ -82,13 +82,3 @@ def test_blocks_have_the_files_of_their_samples_in_the_order_asked_for(
     assert read == [counted[index] for index in indices]
     first = reader.read(np.array(indices), max_bytes)
     assert files_of(first) == read[: len(first.members)]
-
-
-def test_the_memory_of_a_long_sample_is_not_kept_for_the_blocks_after_it(folder: Path) -> None:
-    reader = ShardReader(folder, SHARDS, COUNTS, [0, 1, 2])
-    blocks = reader.blocks(np.arange(sum(COUNTS)), 4_000)
-    sizes = [(len(block.members), len(block.data)) for block in blocks]
-    assert max(size for _, size in sizes) >= 60_000
-    # A buffer is at most an eighth longer than what was read into it, or was read before it.
-    assert all(size <= 9_000 or number == 1 for number, size in sizes)
-    assert any(number > 1 for number, _ in sizes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from energon_lite.formats.length_files import (
     sums_of,
     write_lengths,
 )
-
-from ..helpers import is_mapped
 
 
 @pytest.fixture
@@ -61,18 +58,6 @@ def test_hash_and_mean_are_those_of_an_index_of_an_older_version(root, monkeypat
     assert [facts["sums"]["tokens"][name] for name in ("min", "max")] == [1, 4]
     for broken in (3, {"tokens": 3}, {"tokens": {"mean": 3}}):
         assert sums_of({"sums": broken}, "tokens", lengths) == expected
-
-
-@pytest.mark.parametrize("most", [0, 1 << 20])
-def test_a_short_index_is_in_memory_and_a_long_one_mapped(root, monkeypatch, most) -> None:
-    """An index that is cut short after it was opened kills the process if it is mapped."""
-    monkeypatch.setattr("energon_lite.storage.local.MAPPED_BYTES", most)
-    found = read_lengths(root, "train", "tok", 3, "abc")
-    assert is_mapped(found) == (most == 0)
-    assert found.tolist() == [3, 1, 4]
-    if most:
-        os.truncate(lengths_path(root, "train", "tok"), 0)
-        assert found.tolist() == [3, 1, 4]
 
 
 def test_parts_and_names_have_indexes_of_their_own(root) -> None:

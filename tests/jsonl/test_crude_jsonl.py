@@ -24,7 +24,6 @@ from energon_lite import (
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
-    load_dataset,
     stateless,
 )
 from energon_lite.core.errors import DatasetFormatError
@@ -35,7 +34,6 @@ from energon_lite.extras.inspect.lint import lint_dataset
 from energon_lite.extras.jsonl.jsonl import LineReader, line_index_path
 from energon_lite.extras.lengths.length_index import measure_lengths
 from energon_lite.extras.prepare import prepare_dataset
-from energon_lite.formats.nvmeta import read_info
 from energon_lite.formats.shards import ShardReader
 from energon_lite.sources.dataset_config import load_factory
 
@@ -141,15 +139,6 @@ def test_the_content_of_a_file_is_read_without_decoding_in_blocks_of_any_size(
     assert list(CrudeJsonlDatasetFactory.iter_dataset_content(path)) == whole
 
 
-def test_data_of_as_many_lines_in_more_bytes_are_other_data(tmp_path) -> None:
-    path = lines(tmp_path / "a.jsonl")
-    data = load_factory(path).data
-    assert load_factory(path).data == data
-    path.write_text(path.read_text() + " \n")
-    assert len(load_factory(path)) == NUM_SAMPLES
-    assert load_factory(path).data != data
-
-
 def test_the_same_texts_as_tar_and_as_jsonl_are_the_same_stream(tmp_path) -> None:
     tars, path = text_set(tmp_path / "tars", NUM_SAMPLES), lines(tmp_path / "a.jsonl")
     options = {"max_samples_per_sequence": 4, "name": "texts", "batch_size": None, "repeat": False}
@@ -228,13 +217,6 @@ def test_configs_of_folders_are_refused_where_they_are_written(tmp_path, key) ->
 
 
 HEAD = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
-
-
-def test_energons_loaders_open_a_file(tmp_path) -> None:
-    path = lines(tmp_path / "a.jsonl")
-    (found,) = load_dataset(path).get_datasets(training=False, split_part="train").datasets
-    assert isinstance(found.dataset, DefaultCrudeJsonlDatasetFactory)
-    assert len(found.dataset) == NUM_SAMPLES
 
 
 @pytest.mark.parametrize(("num_workers", "is_prepared"), [(0, True), (2, False)])
@@ -391,13 +373,6 @@ def test_options_for_folders_are_refused_for_a_file(tmp_path, option) -> None:
         prepare_dataset(lines(tmp_path / "a.jsonl"), **option)
 
 
-def test_a_file_without_any_object_is_not_prepared(tmp_path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text("a,b\n1,2\n")
-    with pytest.raises(DatasetFormatError, match="no line is a JSON object"):
-        prepare_dataset(path)
-
-
 def test_a_changed_file_is_refused_until_it_is_prepared_again(tmp_path) -> None:
     path = lines(tmp_path / "a.jsonl")
     prepare_dataset(path)
@@ -426,12 +401,6 @@ def test_lint_lists_broken_lines_and_a_wrong_index(tmp_path, num_workers) -> Non
     assert "1 of 23 lines are no JSON objects" in report.warnings[0].message
     line_index_path(path).write_bytes(b"")
     assert "no index of lines" in lint_dataset(path, num_workers=0).errors[0].message
-
-
-def test_a_file_is_named_as_one_where_a_folder_is_needed(tmp_path) -> None:
-    """The system's text was a remedy that deletes the file."""
-    with pytest.raises(FileNotFoundError, match=r"a\.jsonl is a file; give the path of a folder"):
-        read_info(lines(tmp_path / "a.jsonl"))
 
 
 def test_info_of_a_file_and_of_a_metadataset_with_it(tmp_path) -> None:

@@ -17,7 +17,6 @@ from energon_lite.extras.jsonl import jsonl
 from energon_lite.extras.jsonl.jsonl import (
     LineReader,
     line_index_path,
-    line_offsets,
     read_line_index,
     scan_lines,
     write_line_index,
@@ -88,11 +87,6 @@ def test_lines_are_found_as_by_python_in_pieces_of_any_size(tmp_path_factory, pa
     assert (lines.num_broken, lines.broken) == (len(broken), broken)
 
 
-def test_a_mark_of_the_byte_order_belongs_to_the_first_line(tmp_path) -> None:
-    lines = scan_lines(written(tmp_path / "a.jsonl", b'\xef\xbb\xbf{"a": 1}\n{}'))
-    assert (lines.offsets.tolist(), lines.num_broken) == ([0, 12, 14], 0)
-
-
 def test_a_line_longer_than_a_gibibyte_is_refused(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(jsonl, "_READ_BYTES", 16)
     monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 100)
@@ -114,15 +108,6 @@ def test_lines_are_read_by_number_in_any_order(tmp_path, is_indexed) -> None:
     assert texts(again, 1) == texts(reader, 1)
 
 
-def test_a_large_index_is_mapped(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("energon_lite.storage.local.MAPPED_BYTES", 8)
-    path = written(tmp_path / "a.jsonl")
-    write_line_index(path, scan_lines(path).offsets)
-    reader = LineReader(path)
-    assert is_mapped(read_line_index(path, 81))
-    assert [json.loads(text)["id"] for text in texts(reader, 2, 0)] == [2, 0]
-
-
 def test_no_more_indexes_are_mapped_than_the_kernel_allows(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("energon_lite.storage.local.MAPPED_BYTES", 8)
     path = written(tmp_path / "a.jsonl")
@@ -132,24 +117,6 @@ def test_no_more_indexes_are_mapped_than_the_kernel_allows(tmp_path, monkeypatch
     copied = read_line_index(path, 81)
     assert not is_mapped(copied)
     assert copied.tolist() == kept.tolist()
-
-
-def test_a_block_ends_where_it_has_enough_bytes(tmp_path) -> None:
-    reader = LineReader(written(tmp_path / "a.jsonl", b'{"a": "' + b"x" * 90 + b'"}\n{}\n{}\n'))
-    assert reader.read(np.array([0, 1, 2]), max_bytes=50).places == [0]
-    assert reader.read(np.array([1, 2, 0]), max_bytes=50).places == [1, 2]
-
-
-def test_sources_of_one_file_share_its_lines_until_it_changes(tmp_path) -> None:
-    path = written(tmp_path / "a.jsonl")
-    first = line_offsets(path, 81)
-    assert line_offsets(path, 81) is first
-    write_line_index(path, first)
-    assert line_offsets(path, 81) is not first
-    line_index_path(path).unlink()
-    again = line_offsets(path, 81)
-    path.write_bytes(b"{}\n" * 27)  # as long as before
-    assert len(again) < len(line_offsets(path, 81)) == 28
 
 
 DAMAGE: dict[str, tuple[bytes, str]] = {
