@@ -63,18 +63,6 @@ def test_all_limits_hold_in_proportion_and_nothing_grows(size: ImageSize, width:
         assert is_over or edges[0] * edges[1] > (size.max_pixels or np.inf) * (1 - 1e-9)
 
 
-@given(size=SIZES, width=EDGES, height=EDGES)
-def test_a_reduced_image_is_not_smaller_than_the_target(size: ImageSize, width: int, height: int):
-    target = size.of_image(width, height)
-    factor = reduction((width, height), target)
-    assert factor in (1, 2, 4, 8)
-    assert -(-width // factor) >= target[0]
-    assert -(-height // factor) >= target[1]
-    if factor < 8 and 2 * factor <= min(width, height):
-        larger = (-(-width // (2 * factor)), -(-height // (2 * factor)))
-        assert larger[0] < target[0] or larger[1] < target[1]
-
-
 @pytest.mark.parametrize(
     ("wanted", "size"),
     [

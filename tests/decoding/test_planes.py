@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 from typing import Any
 
 import numpy as np
@@ -62,17 +60,6 @@ def test_every_byte_divided_by_255_is_that_of_numpy() -> None:
     np.testing.assert_array_equal(found[1, 0], np.arange(256, dtype=np.float32) / np.float32(255))
 
 
-@pytest.mark.parametrize("number", [0, 10])
-def test_the_first_pictures_do_not_wait_for_the_compiler(number, monkeypatch):
-    monkeypatch.setattr(planes, "_NUM_BEFORE_COMPILING", 10)
-    monkeypatch.setattr(planes, "_numbers", itertools.count(number))
-    asked: list[int] = []
-    monkeypatch.setattr(planes, "_split_colours", lambda pixels, planes: asked.append(1))
-    for _ in range(5):
-        planes.write_planes(np.zeros((2, 2, 3), np.uint8), np.empty((3, 2, 2), np.uint8))
-    assert len(asked) == (5 if number else 0)
-
-
 THREADS = """
 import sys, threading
 import numpy as np
@@ -96,15 +83,3 @@ def test_threads_that_need_the_compiler_at_once_wait_for_each_other() -> None:
     done = run_program("-c", THREADS)
     assert done.stdout == f"{[True] * 8}\n"
     assert done.stderr == ""
-
-
-def test_planes_are_also_written_in_plain_python() -> None:
-    code = (
-        "import numpy as np; from energon_lite.decoding import planes\n"
-        "planes._NUM_BEFORE_COMPILING = 0\n"
-        "found = np.empty((3, 1, 2), np.uint8)\n"
-        "planes.write_planes(np.arange(6, dtype=np.uint8).reshape(1, 2, 3), found)\n"
-        "print(found.tolist())"
-    )
-    done = run_program("-c", code, env={**os.environ, "NUMBA_DISABLE_JIT": "1"})
-    assert done.stdout == "[[[0, 3]], [[1, 4]], [[2, 5]]]\n"
