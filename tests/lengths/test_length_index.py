@@ -15,9 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from energon_lite import (
-    AugmentTaskEncoder,
     DefaultTaskEncoder,
-    MapDataset,
     Packing,
     SkipSample,
     TextSample,
@@ -28,7 +26,7 @@ from energon_lite import (
 )
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, FatalSampleError
 from energon_lite.extras.cli import app
-from energon_lite.extras.lengths.length_index import LengthFunction, measure_lengths
+from energon_lite.extras.lengths.length_index import measure_lengths
 from energon_lite.formats.length_files import lengths_path, read_lengths
 from energon_lite.task_encoder.hooks import fingerprint
 
@@ -118,26 +116,6 @@ def test_nothing_is_measured_twice_unless_data_or_code_changed(root) -> None:
     assert stored(root) == [n * (i % 3) for i, n in enumerate(EXPECTED)]
 
 
-def test_stages_of_an_own_builder_are_measured_too(root) -> None:
-    class Doubled(Letters):
-        def build_encode_sample(self, dataset: Any, *, worker_config: Any) -> Any:
-            dataset = super().build_encode_sample(dataset, worker_config=worker_config)
-            return MapDataset(dataset, _twice, worker_config=worker_config)
-
-    measure_lengths(root, Doubled(), num_workers=0)
-    assert stored(root) == [2 * n for n in EXPECTED]
-
-
-def _twice(sample: TextSample) -> TextSample:
-    return TextSample.derive_from(sample, text=2 * sample.text)
-
-
-def test_encoder_over_another_is_named_by_the_code_of_both() -> None:
-    letters, expanding = AugmentTaskEncoder(Letters()), AugmentTaskEncoder(Expanding())
-    assert fingerprint(letters) == fingerprint(AugmentTaskEncoder(Letters()))
-    assert fingerprint(letters) != fingerprint(expanding)
-
-
 def test_empty_split_parts_are_passed_over_unless_named(root) -> None:
     split = root / ".nv-meta/split.yaml"
     split.write_text(split.read_text().replace("exclude:", "  test: []\nexclude:"))
@@ -185,12 +163,6 @@ def test_resources_have_arrays_of_their_own_and_bad_samples_length_zero(root) ->
     assert report.skipped + report.failed == left.count(False)
     assert report.problems[0] == ("00003", report.problems[0][1])
     assert "broken" in report.problems[0][1]
-
-
-def test_function_measures_samples_as_they_are_stored(root) -> None:
-    measure_lengths(root, LengthFunction(letters), num_workers=0)
-    assert stored(root) == EXPECTED
-    assert fingerprint(LengthFunction(letters)).startswith(f"{__name__}:letters:")
 
 
 def test_blend_of_tokens_uses_the_index(root, tmp_path) -> None:
@@ -295,13 +267,6 @@ class Nothing(DefaultTaskEncoder):
 def test_encoder_that_cannot_measure_is_refused(root, encoder, error, text) -> None:
     with pytest.raises(error, match=text):
         measure_lengths(root, encoder(), num_workers=0)
-
-
-def test_unknown_split_part_and_name_are_refused(root) -> None:
-    with pytest.raises(DatasetFormatError, match="no split part 'dev'; it has train"):
-        measure_lengths(root, Letters(), split_parts=["dev"], num_workers=0)
-    with pytest.raises(ValueError, match="'a/b' is no name of a length index"):
-        measure_lengths(root, Letters(), name="a/b", num_workers=0)
 
 
 # --------------------------------------------------------------------------------- command line
