@@ -394,14 +394,6 @@ def test_both_kinds_of_blend_in_one_tree_are_refused(
     assert ("concat[0]" in str(caught.value)) == concat_between
 
 
-def test_each_split_may_have_its_own_kind_of_blend() -> None:
-    source = write(
-        "demo.yaml", train={"blend": [{"path": "a"}]}, val={"blend_epochized": [{"path": "a"}]}
-    )
-    assert isinstance(read_metadataset(source, "train"), Blend)
-    assert isinstance(read_metadataset(source, "val"), BlendEpochized)
-
-
 # Nested files.
 
 
@@ -421,11 +413,6 @@ def test_a_folder_with_the_suffix_of_a_file_is_a_dataset(folder: Path) -> None:
     (folder / "odd.yaml").mkdir()
     assert only_leaf(inline({"path": "odd.yaml"})).path == folder / "odd.yaml"
     assert not is_metadataset("odd.yaml")
-
-
-def test_configs_are_kept_for_a_dataset() -> None:
-    leaf = only_leaf(inline({"path": "a", "dataset_config": "d.yaml", "split_config": "s.yaml"}))
-    assert (leaf.dataset_config, leaf.split_config) == ("d.yaml", "s.yaml")
 
 
 THERE = "Splits there: train, val. Ask for one of them with split_part"
@@ -493,12 +480,6 @@ def test_missing_roots_and_circles_by_links_are_refused(folder: Path) -> None:
     (folder / "link").symlink_to(folder)
     with pytest.raises(DatasetFormatError, match=r"circle: self\.yaml -> link/self\.yaml$"):
         read_metadataset("self.yaml", "train")
-
-
-def test_one_file_may_be_named_twice() -> None:
-    write("inner.yaml", train={"path": "a"}, val={"path": "a"})
-    tree = {"concat": [{"path": "inner.yaml"}, {"path": "inner.yaml", "split_part": "val"}]}
-    assert ids(inline(tree)) == ["a/train", "a/val"]
 
 
 # The other functions.

@@ -32,7 +32,7 @@ NOTES = {"$schema", "$defs", "title", "description", "default"}
 # What the parser refuses but no schema can say: what lies further away than a key and its value.
 BEYOND_SCHEMA = {
     "all weights 0", "all repetitions 0", "lengths without tokens", "more than everything",
-    "start behind the end", "empty range", "point twice", "infinite weight",
+    "start behind the end", "empty range", "infinite weight",
     "weight that is too large a number",
 }  # fmt: skip
 
