@@ -64,11 +64,6 @@ def test_other_formats_get_the_way_to_convert_them(tmp_path: Path, names, words)
             assert len(text) < 350
 
 
-def test_an_empty_folder_gets_no_wrong_answer(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no \.tar file in this folder or below it\.$"):
-        prepare_dataset(tmp_path, **ALL_TRAIN)
-
-
 KINDS = {
     "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 9\n", "git lfs pull"),
     "html": (b"\n<!DOCTYPE html><html>caf\xc3\xa9" + b" " * 40_000, "a web page or an XML error"),

@@ -6,14 +6,12 @@ import io
 import itertools
 import json
 import os
-import shutil
 import signal
 import sqlite3
 import stat
 import tarfile
 import time
 import uuid
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +19,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.extras.prepare import indexing, pool, prepare_dataset
+from energon_lite.extras.prepare import pool, prepare_dataset
 from energon_lite.extras.prepare.choose_shards import Shard
 from energon_lite.extras.prepare.indexing import rename_samples
 from energon_lite.extras.prepare.pool import ordered_results
@@ -207,14 +205,6 @@ def test_one_process_and_several_write_the_same(root):
     one = files(root)
     prepare_dataset(root, split_ratio="1,0,0", num_workers=2, force_overwrite=True)
     assert files(root) == one
-
-
-def test_progress_is_reported_after_each_shard(root):
-    seen = []
-    prepare_dataset(root, **ALL_TRAIN, progress=seen.append)
-    counts = [(p.shards, p.num_shards, p.samples) for p in seen]
-    assert counts == [(n, 4, 5 * n) for n in range(1, 5)]
-    assert seen[-1].size_bytes == seen[-1].total_bytes > 0
 
 
 def test_a_part_that_gets_no_shard_is_a_warning(root):
@@ -516,46 +506,6 @@ def test_a_dead_worker_ends_the_run_with_an_error():
         list(ordered_results(end_at_two, range(10), num_workers=2))
 
 
-def fail_at_two(number: int) -> int:
-    if number == 2:
-        raise KeyError("a bug")
-    if number == 3:
-        raise ValueError("bad data")
-    return number
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_errors_of_data_are_results_on_wish_and_bugs_are_raised(num_workers):
-    with pytest.raises(ValueError, match="bad data"):
-        list(ordered_results(fail_at_two, [0, 3, 1, 2], num_workers))
-    results = ordered_results(partial(pool.outcome, fail_at_two), [0, 3, 1, 2], num_workers)
-    assert next(results) == 0
-    assert str(next(results)) == "bad data"
-    assert next(results) == 1
-    with pytest.raises(KeyError, match="a bug"):
-        next(results)
-
-
-@pytest.mark.processes
-def test_processes_get_few_tasks_ahead_of_their_results(monkeypatch):
-    monkeypatch.setattr(pool, "_MOST_QUEUED", 3)
-    given = 0
-
-    class Tasks(list):
-        def __iter__(self):
-            nonlocal given
-            for task in list.__iter__(self):
-                given = max(given, task + 1)
-                yield task
-
-    results = ordered_results(abs, Tasks(range(20)), num_workers=2)
-    for number in range(20):
-        assert next(results) == number
-        assert given <= number + 4
-    assert next(results, None) is None
-
-
 def never_end_at_two(number: int) -> int:
     if number == 2:
         time.sleep(600)
@@ -646,16 +596,6 @@ def test_the_original_of_a_renamed_tar_is_never_replaced(tmp_path, monkeypatch):
     prepare_dataset(tmp_path, **ALL_TRAIN, fix_duplicates=True, force_overwrite=True)
     assert (tmp_path / "a/0.tar.orig").read_bytes() == before
     assert contents(tmp_path / "b/0.tar.orig").keys() >= {"./1.txt"}
-
-
-def test_a_copy_with_other_samples_never_replaces_a_tar(tmp_path, monkeypatch):
-    write_equal_keys(tmp_path)
-    before = (tmp_path / "a/0.tar").read_bytes()
-    monkeypatch.setattr(indexing, "_copy", lambda path, target, prefix: shutil.copy(path, target))
-    with pytest.raises(DatasetFormatError, match="its copy has other samples; it stays as it is"):
-        prepare_dataset(tmp_path, **ALL_TRAIN, fix_duplicates=True)
-    assert (tmp_path / "a/0.tar").read_bytes() == before
-    assert not list(tmp_path.rglob("*.tmp"))
 
 
 # Tars by others
