@@ -15,7 +15,6 @@ from energon_lite import StateError, WorkerConfig, get_savable_loader, get_train
 from energon_lite.extras.cli import app
 from energon_lite.extras.inspect.checkpoints import (
     checkpoint_info,
-    checkpoints_at,
     states_at,
 )
 
@@ -89,13 +88,6 @@ def test_the_furthest_checkpoint_is_described_and_the_others_are_listed(states, 
     assert "remove" not in shown.output
     alone = checkpoint_info([paths[5]])
     assert (alone["path"], alone["others"]) == (str(paths[5]), [])
-
-
-def test_of_equally_far_checkpoints_the_higher_number_comes_first(states, tmp_path) -> None:
-    for step in (9, 10, 8):
-        hugging_face(tmp_path, step, [{**states[5][0], "checksum": str(step)}, states[5][1]])
-    found = [one.path.name for one in checkpoints_at(tmp_path)]
-    assert found == ["checkpoint-10", "checkpoint-9", "checkpoint-8"]
 
 
 def test_a_damaged_file_in_a_folder_is_named_and_the_others_are_read(states, tmp_path) -> None:

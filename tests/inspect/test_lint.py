@@ -7,12 +7,10 @@ import sqlite3
 
 import pytest
 
-from energon_lite.core.errors import DatasetFormatError, FatalSampleError
-from energon_lite.extras.inspect import lint as lint_module
+from energon_lite.core.errors import DatasetFormatError
 from energon_lite.extras.inspect.lint import lint_dataset
 from energon_lite.extras.prepare import prepare_dataset
 from energon_lite.formats.nvmeta import write_index
-from energon_lite.formats.shards import RangeReader
 
 from ..conftest import jpeg, write_captions, write_tar
 
@@ -170,43 +168,6 @@ def test_what_is_wrong_is_listed_with_its_place(root, name):
             assert re.search(pattern, line), line
     assert counts in (None, (report.samples, report.failed_samples))
     assert name == "broken dataset.yaml" or report.shards == 4
-
-
-@pytest.mark.parametrize("at_once", [2, 3, 7])
-def test_samples_are_checked_one_by_one_however_they_are_read(root, monkeypatch, at_once):
-    """Tasks of few samples, each in blocks of one sample; a part is opened once for all of them."""
-    opened, blocks = [], RangeReader.blocks
-    load = lint_module.load_factory
-    monkeypatch.setattr(lint_module, "_SAMPLES_PER_TASK", at_once)
-    monkeypatch.setattr(RangeReader, "blocks", lambda self, indices: blocks(self, indices, 1))
-    monkeypatch.setattr(
-        lint_module, "load_factory", lambda *a, **k: opened.append(k["split_part"]) or load(*a, **k)
-    )
-    # Samples 1 and 5 of the part have no image that can be decoded.
-    for shard, member in ((0, "000001.jpg"), (1, "000005.jpg")):
-        path = root / f"shard-{shard:04}.tar"
-        at = path.read_bytes().index(member.encode()) + 512
-        with path.open("r+b") as file:
-            file.seek(at)
-            file.write(b"no image")
-    errors, _, report = lint(root)
-    assert (report.samples, report.failed_samples) == (12, 2)
-    assert [re.search(r"00000\d", error).group() for error in errors] == ["000001", "000005"]
-    assert sorted(opened) == ["test", "train", "val"]
-
-
-def test_samples_of_a_dataset_that_cannot_be_read_at_all_are_errors(root, monkeypatch):
-    blocks = RangeReader.blocks
-
-    def one_block(self, indices):
-        yield next(blocks(self, indices, 1))
-        raise FatalSampleError("the storage is away")
-
-    monkeypatch.setattr(RangeReader, "blocks", one_block)
-    errors, _, report = lint(root, split_parts=["train"])
-    assert (report.samples, report.failed_samples) == (6, 5)
-    assert len(errors) == 5
-    assert "the storage is away" in errors[0]
 
 
 def test_a_split_part_that_does_not_exist_is_refused(root):

@@ -9,7 +9,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -18,11 +17,10 @@ from typer.testing import CliRunner
 
 from energon_lite import prepare_dataset
 from energon_lite.extras.cli import app
-from energon_lite.extras.inspect.file_view import SAME_KEY, DatasetFiles, FilePlace
+from energon_lite.extras.inspect.file_view import SAME_KEY, DatasetFiles
 from energon_lite.extras.inspect.mounting import MountedFiles, mount_dataset
 
 from ..conftest import write_tar
-from ..helpers import is_true_in_fork
 
 KEYS = ["s1", "s0", "deep/er/x1", "deep/x0", "deep-1"]
 
@@ -148,16 +146,6 @@ def test_files_are_read_from_any_byte(root):
         assert files.read(place, size, offset) == whole[offset : offset + size]
 
 
-def test_files_are_found_from_other_threads_and_after_a_fork(root):
-    files = DatasetFiles(root)
-    found = []
-    thread = threading.Thread(target=lambda: found.append(walk(files)))
-    thread.start()
-    thread.join()
-    assert found == [expected()]
-    assert is_true_in_fork(lambda: walk(files) == expected())
-
-
 def test_what_does_not_fit_the_index_is_an_input_output_error(root):
     edit_index(root, "UPDATE samples SET tar_file_id = 7 WHERE sample_key = 's0'")
     mounted = MountedFiles(DatasetFiles(root))
@@ -168,29 +156,6 @@ def test_what_does_not_fit_the_index_is_an_input_output_error(root):
     with pytest.raises(OSError, match=r"a file should have .* it is truncated") as error:
         mounted.read("/s1.txt", 10, 0, 0)
     assert error.value.errno == errno.EIO
-
-
-def test_the_file_system_reports_sizes(root):
-    mounted = MountedFiles(DatasetFiles(root))
-    attributes = mounted.getattr("/deep/er/x1.seg.json")
-    assert attributes["st_size"] == len(content("deep/er/x1", "seg.json"))
-    assert attributes["st_mode"] == 0o100444
-    assert mounted.getattr("/deep")["st_mode"] == mounted.getattr("/")["st_mode"] == 0o40555
-    assert mounted.readdir("/deep", 0)[:2] == [".", ".."]
-    with pytest.raises(FileNotFoundError, match="/no"):
-        mounted.getattr("/no")
-    assert mounted.read("/s0.txt", 4, 0, 0) == b"txt "
-    with pytest.raises(FileNotFoundError, match="/no"):
-        mounted.read("/no", 4, 0, 0)
-
-
-def test_places_below_the_root_only(root):
-    info = root / ".nv-meta" / ".info.json"
-    info.chmod(0o644)
-    info.write_text(info.read_text().replace("parts/0.tar", "../../0.tar"))
-    with pytest.raises(ValueError, match="lies outside"):
-        DatasetFiles(root)
-    assert DatasetFiles.read(None, FilePlace(-1, 0, 3, b"abc"), 3, 1) == b"bc"
 
 
 def mount(*arguments):
@@ -275,10 +240,15 @@ def test_a_real_mount_shows_the_files_until_it_is_unmounted(root, mountpoint, fo
         assert tree(mountpoint) == expected("/" if folders else ".")
         with pytest.raises(OSError, match="ead-only"):
             (mountpoint / "new").write_text("")
+        again = started(root, mountpoint / ("s0/txt" if folders else "s0.txt"))
+        assert "is a file" in again.communicate(timeout=120)[0]
+        assert again.returncode == 1
     finally:
         subprocess.run(["umount", mountpoint], check=True)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 0, output
+    with pytest.raises(FileNotFoundError):
+        mount_dataset(DatasetFiles(root), mountpoint / "nowhere")
     assert f"Mounting {root} at {mountpoint}...\nMount is ready to go." in output
 
 
@@ -291,19 +261,3 @@ def test_a_detached_mount_outlives_the_command(root, mountpoint):
     wait_for(mountpoint.is_mount)
     assert tree(mountpoint) == expected()
     subprocess.run(["umount", mountpoint], check=True)
-
-
-@needs_fuse
-@pytest.mark.processes
-def test_a_folder_that_is_mounted_already_is_refused(root, mountpoint):
-    process = started(root, mountpoint)
-    wait_for(lambda: mountpoint.is_mount() or process.poll() is not None)
-    try:
-        again = started(root, mountpoint / "deep/er/x1.txt")
-        assert "is a file" in again.communicate(timeout=120)[0]
-        assert again.returncode == 1
-    finally:
-        subprocess.run(["umount", mountpoint], check=True)
-        process.communicate(timeout=60)
-    with pytest.raises(FileNotFoundError):
-        mount_dataset(DatasetFiles(root), mountpoint / "nowhere")
