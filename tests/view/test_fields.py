@@ -14,7 +14,6 @@ from energon_lite import AVData, CaptioningSample, CrudeSample, TextSample, gene
 from energon_lite.extras.view.fields import (
     MAX_ITEMS,
     field_views,
-    is_plain,
     sample_facts,
     short_text,
     turns_of,
@@ -36,35 +35,26 @@ def bmp() -> bytes:
     ("value", "kind", "summary"),
     [
         ("abc", "text", "3 characters"),
-        ("", "text", "0 characters"),
         (7, "number", ""),
-        (None, "number", ""),
         (True, "number", ""),
         (np.float32(0.5), "number", ""),
         (torch.zeros(3, 480, 640, dtype=torch.uint8), "picture", "3 x 480 x 640 uint8"),
-        (torch.zeros(1, 4, 4, dtype=torch.bfloat16), "picture", "1 x 4 x 4 bfloat16"),
         (torch.zeros(3, 4, 4, dtype=torch.int64), "tensor", "3 x 4 x 4 int64"),
         (torch.zeros(3, 0, 4), "tensor", "3 x 0 x 4 float32"),
         (torch.zeros(5), "tensor", "5 float32"),
-        (torch.tensor(1), "tensor", "int64"),
         (np.zeros((4, 5, 3), np.uint8), "picture", "4 x 5 x 3 uint8"),
         (np.zeros((4, 5), np.uint8), "picture", "4 x 5 uint8"),
-        (np.zeros((4, 5)), "tensor", "4 x 5 float64"),
         (Image.new("L", (5, 4)), "picture", "5 x 4, L"),
         (jpeg(3), "picture", "24 x 16 JPEG, 635 B"),
         (bmp(), "picture", "5 x 4 BMP, 118 B"),
         (b"\xff\xd8\xff no picture", "bytes", "14 B"),
-        (b"", "bytes", "0 B"),
         (bytes(3 << 20), "bytes", "3 MiB"),
         ({"a": [1, None]}, "json", "1 key"),
-        ([], "json", "0 items"),
         ({(1, 2): 3}, "list", "1 key"),
         (TURNS, "conversation", "2 turns"),
-        ({"messages": TURNS}, "conversation", "2 turns"),
         ([{"from": "human", "value": "Hi"}], "conversation", "1 turn"),
         ([torch.zeros(3, 2, 2), "text"], "list", "2 items"),
         (torch.zeros(2, 3, 4, 4), "list", "2 x 3 x 4 x 4 float32"),
-        (torch.zeros(2, 5, 4, 4), "tensor", "2 x 5 x 4 x 4 float32"),
         (object, "other", "type"),
     ],
 )  # fmt: skip
@@ -119,14 +109,6 @@ def test_lists_are_described_up_to_a_number_and_a_depth():
     )  # fmt: skip
     frames = view_of("x", clips).items[0].items[0]
     assert [item.kind for item in frames.items] == ["picture", "picture"]
-
-
-def test_deep_values_are_no_json():
-    deep = []
-    for _ in range(10_000):
-        deep = [deep]
-    assert not is_plain(deep)
-    assert view_of("x", deep).kind in ("list", "other")
 
 
 def test_turns_have_speaker_and_content():

@@ -16,7 +16,6 @@ from energon_lite import (
     Batch,
     CaptioningSample,
     CrudeSample,
-    DefaultTaskEncoder,
     MockLazy,
     PackedBatch,
     PackedSample,
@@ -99,15 +98,12 @@ def test_a_pack_has_its_shape_its_samples_and_how_full_it_is():
     [
         (torch.zeros(2, 3, device="meta"), "2 x 3 float32 on meta"),
         (torch.zeros(2).as_subclass(OddTensor), "OddTensor"),
-        (torch.tensor(1), "int64"),
         (np.zeros((0, 2000), np.uint8), "0 x 2,000 uint8"),
-        (np.float32(1.5), "1.5"),
         (bytearray(3 << 20), "3.0 MiB"),
         ("\x1b[31m\n", r"'\x1b[31m\n'"),
         ("\ud800", r"'\ud800'"),
         ([[[["deep"]]]], "[[list of 1]]"),
         (dict.fromkeys(range(5)), "{0: None, 1: None, 2: None, and 2 more}"),
-        ({1, 2}, "set of 2"),
         (object(), "object"),
     ],
 )
@@ -208,11 +204,3 @@ def test_classes_of_users_have_short_reprs_or_their_own():
         "Unprintable", [("x", int)], bases=(Sample,), kw_only=True
     )
     assert repr(unprintable(**KEYS, x=object())) == "Unprintable('00012', x: object)"
-
-
-def test_a_repr_leaves_tensors_and_later_fields_as_they_are():
-    encoder = DefaultTaskEncoder()
-    batch = encoder.batch([text("a"), text("b")])
-    before = repr(batch)
-    assert before == repr(batch)
-    assert before.startswith("TextSample(2 samples, text: ['a', 'b']")

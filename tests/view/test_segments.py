@@ -67,21 +67,6 @@ def test_packs_are_shown_as_they_are(tmp_path, settings):
     assert all("".join(t.text for t in part.tokens).startswith("text ") for part in samples)
 
 
-def test_one_pack_is_one_row(tmp_path):
-    samples = [
-        {"__key__": "a", "input_ids": torch.tensor([1, 2, 3])},
-        {"__key__": "b", "input_ids": torch.tensor([4, 5]), "loss_mask": torch.tensor([0, 1])},
-    ]
-    pack = pack_samples(samples, Packing(capacity=8))
-    view = batch_view(pack)
-    ((row),) = view.rows
-    assert [(p.key, p.start, p.stop, p.num_targets) for p in row.segments] == [
-        ("a", 0, 3, 2), ("b", 3, 5, 1),
-    ]  # fmt: skip
-    assert {token.text for part in row.segments for token in part.tokens} == {""}
-    assert batch_view(PackedBatch.from_packs([pack])).num_samples == 2
-
-
 def test_inputs_of_hugging_face_models_show_their_samples_and_padding(tmp_path):
     root = text_set(tmp_path, 60)
     batch, packs = (
@@ -145,12 +130,3 @@ def test_pictures_stand_where_their_tokens_are():
     assert [part.pictures for part in parts] == [(0,), (), (1, 2)]
     assert [part.picture_starts for part in parts] == [(1,), (), (6, 8)]
     assert [part.picture_starts for part in batch_view(batch).rows[0].segments] == [()] * 3
-
-
-def test_a_tokenizer_that_fails_leaves_texts_empty():
-    def fail(ids):
-        raise ValueError
-
-    encoder = SimpleNamespace(tokenizer=SimpleNamespace(decode=fail))
-    view = batch_view({"input_ids": [[1, 2]]}, encoder=encoder)
-    assert [t.text for t in view.rows[0].segments[0].tokens] == ["", ""]

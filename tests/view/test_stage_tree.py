@@ -84,15 +84,6 @@ def test_a_loader_is_the_tree_of_its_stages(folder):
     assert (threading.active_count(), active_children()) == before
 
 
-def test_a_loader_has_one_repr_before_and_after_iteration(folder):
-    loader = get_savable_loader(train(folder / "receipts"))
-    before = repr(loader)
-    for _, _ in zip(range(3), loader, strict=False):
-        assert repr(loader) == before
-    loader.shutdown()
-    assert repr(loader) == before
-
-
 def test_nothing_is_read_for_a_repr(folder, monkeypatch):
     dataset = train(blend(folder, 3, 1), Packs(), batch_size=2, virtual_epoch_length=100)
 
@@ -132,15 +123,6 @@ def test_shares_over_time_are_said_in_words(folder):
     assert "50.0 % → 66.7 % → ... → 66.7 % over 4,900 samples" in repr(
         train(blend(folder, many, 1))
     )
-
-
-def test_sources_that_repeat_stay_a_line_each(folder):
-    shown = lines(train(blend(folder, 1, 1, until="all_once")))
-    assert shown[1] == "└─ Blend(exact, until all_once)"
-    assert shown[2:] == [
-        "   ├─ 50.0 %  coco/train  300 samples, Repeat",
-        "   └─ 50.0 %  receipts/train  24 samples, Repeat",
-    ]
 
 
 def test_of_a_thousand_sources_the_first_are_shown(folder):
