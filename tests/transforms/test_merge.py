@@ -62,16 +62,6 @@ def test_functions_follow_each_other():
     assert MergeTransform([Double(), lambda image: image + 1])(5) == 11
 
 
-def test_transforms_that_cannot_be_merged_are_refused_at_construction():
-    class Nothing(CustomTransform):
-        pass
-
-    with pytest.raises(NotImplementedError, match="Nothing: implement apply_transform"):
-        MergeTransform([Double(), Nothing()])
-    with pytest.raises(TypeError, match="5 is no function of an image"):
-        MergeTransform([5])
-
-
 @pytest.mark.parametrize("kind", ["tensor", "pil"])
 def test_whole_pixels_are_moved_exactly(kind):
     image = picture()
@@ -157,39 +147,43 @@ def test_an_image_that_shrinks_is_antialiased_also_when_it_turns():
         assert inner.std() < 3
 
 
-def test_the_numbers_drawn_come_from_the_generator_of_torch():
-    merged = MergeTransform([Turn(), Shift(1, 1)])
-    torch.manual_seed(5)
-    first = merged(picture())
-    assert not merged(picture()).equal(first)
-    torch.manual_seed(5)
-    assert merged(picture()).equal(first)
+class Nothing(CustomTransform):
+    pass
 
 
-def test_one_warp_has_one_interpolation_and_one_fill():
-    resize = ResizeMapper(SimpleNamespace(size=4, max_size=None, interpolation="bilinear"))
-    turn = RandomRotationMapper(SimpleNamespace(interpolation="nearest", fill=0))
-    with pytest.raises(ValueError, match="Resize has interpolation='bilinear' and RandomRot"):
-        MergeTransform([resize, turn])
-    MergeTransform([resize, lambda image: image, turn])  # two warps
-    other = RandomRotationMapper(SimpleNamespace(interpolation="nearest", fill=[1, 2, 3]))
-    with pytest.raises(ValueError, match=r"has fill=0 and RandomRotation has fill=\(1, 2, 3\)"):
-        MergeTransform([turn, other])
-    sharp = ResizeMapper(SimpleNamespace(size=4, max_size=None, interpolation="lanczos"))
-    with pytest.raises(ValueError, match="'lanczos' cannot be merged; use one of nearest"):
-        MergeTransform([sharp])
+class Flat(CustomTransform):
+    def apply_transform(self, matrix, dst_size):
+        return self.scale(0, 1) @ matrix, dst_size, ()
 
 
-@pytest.mark.parametrize("image", [5, np.zeros((4, 4, 3)), torch.zeros(4)])
-def test_other_values_are_refused(image):
-    with pytest.raises(TypeError, match="neither a PIL image nor a tensor"):
-        MergeTransform([Turn()])(image)
+def resize(interpolation):
+    return ResizeMapper(SimpleNamespace(size=4, max_size=None, interpolation=interpolation))
 
 
-def test_a_matrix_that_cannot_be_inverted_is_refused():
-    class Flat(CustomTransform):
-        def apply_transform(self, matrix, dst_size):
-            return self.scale(0, 1) @ matrix, dst_size, ()
+def turn(fill):
+    return RandomRotationMapper(SimpleNamespace(interpolation="nearest", fill=fill))
 
-    with pytest.raises(ValueError, match="a line or a point"):
-        MergeTransform([Flat()])(picture())
+
+@pytest.mark.parametrize(
+    ("transforms", "image", "error", "words"),
+    [
+        ([Double(), Nothing()], None, NotImplementedError, "Nothing: implement apply_transform"),
+        ([5], None, TypeError, "5 is no function of an image"),
+        ([resize("bilinear"), turn(0)], None, ValueError,
+         "Resize has interpolation='bilinear' and RandomRot"),
+        ([turn(0), turn([1, 2, 3])], None, ValueError,
+         r"has fill=0 and RandomRotation has fill=\(1, 2, 3\)"),
+        ([resize("lanczos")], None, ValueError,
+         "'lanczos' cannot be merged; use one of nearest"),
+        *(([Turn()], image, TypeError, "neither a PIL image nor a tensor")
+          for image in (5, np.zeros((4, 4, 3)), torch.zeros(4))),
+        ([Flat()], picture(), ValueError, "a line or a point"),
+    ],
+)  # fmt: skip
+def test_refusals(transforms, image, error, words):
+    with pytest.raises(error, match=words):
+        MergeTransform(transforms)(image)
+
+
+def test_two_warps_may_have_different_interpolations():
+    MergeTransform([resize("bilinear"), lambda image: image, turn(0)])
