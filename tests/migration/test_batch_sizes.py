@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from energon_lite import (
     DefaultTaskEncoder,
-    Packing,
-    SkipSample,
     StateError,
-    TextSample,
     WorkerConfig,
     get_savable_loader,
-    stateless,
 )
 from energon_lite.core.keys import leaves
 from energon_lite.extras.trainers.loader_callback import LoaderCallback
 
-from ..helpers import Ranks, blend_maker, number_of, pairwise, text_sets, through_json, train
+from ..helpers import Ranks, blend_maker, pairwise, text_sets, through_json, train
+from .test_migration import Packed, Skipping
 
 NUM_STREAMS = 4
 BLEND = "blend: [{weight: 2, path: a}, {weight: 1, path: b}]"
@@ -30,27 +27,6 @@ BLEND = "blend: [{weight: 2, path: a}, {weight: 1, path: b}]"
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return text_sets(tmp_path_factory.mktemp("sizes"), a=50, b=23)
-
-
-class Packed(DefaultTaskEncoder):
-    """Batches of packs of 40 letters."""
-
-    packing: ClassVar = Packing(40, buffer_size=10)
-
-    def sample_length(self, sample: TextSample) -> int:
-        return len(sample.text)
-
-    @stateless
-    def pack_selected_samples(self, samples: list[TextSample]) -> TextSample:
-        return TextSample.derive_from(samples[0], text="".join(s.text for s in samples))
-
-
-class Skipping(DefaultTaskEncoder):
-    @stateless
-    def encode_sample(self, sample: TextSample) -> TextSample:
-        if number_of(sample) % 4 == 1:
-            raise SkipSample
-        return sample
 
 
 def packed(root: Path, **settings: Any) -> Any:

@@ -26,9 +26,8 @@ from energon_lite import (
 from energon_lite.balance import CostModel
 from energon_lite.core.errors import StateError
 from energon_lite.core.keys import leaves
-from energon_lite.core.state import Snapshot, as_key
+from energon_lite.core.state import as_key
 from energon_lite.core.topology import Stream
-from energon_lite.extras.migration.migration import _token_fields
 from energon_lite.sources.source import WebdatasetSource
 
 from ..helpers import (
@@ -204,8 +203,6 @@ ORDER = "sources stand in another order: "
 CASES: dict[str, tuple[str, str, str, str, str]] = {
     "removed": (BEFORE, "blend: [{weight: 2, path: a}, {weight: 1, path: b}]", "ab", "", "-c"),
     "added": (BEFORE, BEFORE + "    - {weight: 2, path: d}", "abc", "d", "+d"),
-    "weighted anew": (
-        BEFORE, BEFORE.replace("weight: 2", "weight: 0.7"), "abc", "", "a weight 2.0 is now 0.7"),
     "all at once": (
         BEFORE, "blend: [{weight: 1, path: a}, {weight: 1, path: b}, {weight: 1, path: d}]",
         "ab", "d", "a weight 2.0 is now 1.0 | -c | +d"),
@@ -228,20 +225,16 @@ CASES: dict[str, tuple[str, str, str, str, str]] = {
         "blend: [{path: a}, {weight: 2, blend_mode: random, blend: [{path: b}, {path: c}]}]",
         "blend: [{path: a}, {blend_mode: random, blend: [{path: b}, {path: d, weight: 2}]}]",
         "ab", "d", "source b/train+d/train: weight 2.0 is now 1.0 | -c | +d"),
-    "one left of a nested one": (NESTED, "blend: [{path: a}, {path: c}]", "ac", "", "-b"),
     "out of a nested one": (
         NESTED,
         "blend: [{path: a}, {path: c}, {blend_mode: random, blend: [{path: b}, {path: d}]}]",
         "abc", "d", "c moved to another blend; it resumes there | +d"),
     "into a nested one": (A_AND_B, NESTED.replace("path: c", "path: d"), "ab", "d", "+d"),
     "from one source": ("path: a", A_AND_B, "a", "b", "+b"),
-    "to one source": (BEFORE, "path: b", "b", "", "-a | -c"),
     "to none of them": (BEFORE, "path: d", "", "d", "-a | -b | -c | +d"),
     "one leaf twice": (
         "blend: [{path: a}, {path: a}, {path: b}]", "blend: [{path: a}, {path: b, weight: 2}]",
         "ab", "", "-a#2 | b weight 1.0 is now 2.0"),
-    "one leaf twice from now on": (
-        A_AND_B, "blend: [{path: a}, {path: b}, {path: a}]", "ab", "", "+a#2"),
     "by tokens": (
         "unit: tokens\nblend: [{path: a}, {path: b}, {path: c}]",
         "unit: tokens\nblend: [{path: b, weight: 3}, {path: a}, {path: d}]", "ab", "d",
@@ -277,7 +270,7 @@ def test_sources_that_stay_resume_and_new_ones_start(sets, case) -> None:
     assert_same(again.slots(8), Ranks(new, 2, states=later.save()).slots(8))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["all at once", "in another order", "into a nested one"])
 def test_edited_blend_is_refused_without_migrate_and_changes_nothing(sets, case) -> None:
     before, after, _, _, report = CASES[case]
     run = Ranks(blend_of(sets, before, Measuring), 1, num_streams=4)
@@ -467,7 +460,7 @@ def items_of(batches: Any, place: tuple[str, int]) -> list[tuple[int, int, int]]
 
 
 @pytest.mark.parametrize(
-    ("steps", "encoder"), [*((steps, Expanding) for steps in range(3, 9)), (4, Unmarked)]
+    ("steps", "encoder"), [(4, Expanding), (5, Expanding), (6, Expanding), (4, Unmarked)]
 )
 def test_sample_that_was_being_expanded_resumes_with_its_next_item(sets, steps, encoder) -> None:
     old = blend_of(sets, ALL_AT_ONCE[0], encoder)
@@ -489,12 +482,11 @@ def test_sample_that_was_being_expanded_resumes_with_its_next_item(sets, steps, 
     assert steps % 3 == 0 or inside
 
 
-@pytest.mark.parametrize("steps", range(3, 6))
-def test_sample_that_cannot_be_made_again_is_expanded_from_its_start(sets, steps) -> None:
+def test_sample_that_cannot_be_made_again_is_expanded_from_its_start(sets) -> None:
     old = blend_of(sets, ALL_AT_ONCE[0], UnmarkedBelow)
     new = blend_of(sets, ALL_AT_ONCE[1], UnmarkedBelow)
     run = Ranks(old, 1, num_streams=2)
-    first = run.slots(steps)
+    first = run.slots(4)
     later, edits = migrated(new, run.save())
     assert "2 streams of this rank stood inside a sample" in edits[-1]
     second = later.slots(80)
@@ -531,7 +523,7 @@ EPOCHIZED = "blend_epochized: [{path: a}, {path: b, repetitions: 2}, {path: c}]"
         ("blend_epochized: [{path: c}, {path: a}]", "ac"),
     ],
 )
-@pytest.mark.parametrize("steps", [1, 4, 9, 13])
+@pytest.mark.parametrize("steps", [4, 13])
 def test_edited_epochized_blend_yields_each_round_of_what_stays(sets, after, stay, steps) -> None:
     settings: dict[str, Any] = {"batch_size": 2}
     run = Ranks(blend_of(sets, EPOCHIZED, **settings), 1, num_streams=2)
@@ -610,8 +602,14 @@ def test_all_other_differences_are_refused_and_listed(sets, states, change, sett
     assert "Build the pipeline with the settings that it was saved with." in text
 
 
-@pytest.mark.parametrize("encoder", [DefaultTaskEncoder, Expanding, Grouping])
-@pytest.mark.parametrize("case", ["all at once", "to one source", "nested and flattened"])
+@pytest.mark.parametrize(
+    ("encoder", "case"),
+    [
+        (DefaultTaskEncoder, "all at once"),
+        (Expanding, "from one source"),
+        (Grouping, "nested and flattened"),
+    ],
+)
 def test_another_stage_of_the_task_encoder_is_refused(sets, states, encoder, case) -> None:
     after = CASES[case][1]
     text = refusal(blend_of(sets, after, encoder), states)
@@ -666,16 +664,6 @@ def test_corrupt_state_is_refused_while_it_is_migrated(sets, states, damage) -> 
     damage(states[0])
     states[0] = signed(states[0])
     assert refusal(blend_of(sets, ALL_AT_ONCE[1], Skipping), states)
-
-
-def test_debts_and_pending_draws_of_a_token_blend_follow_their_sources() -> None:
-    inner = tuple(Snapshot("source", {"name": name, "position": 0}) for name in "abc")
-    debts = ((1.0, 0.0, 0.0), (2.0, 0.0, 0.0), (3.0, 0.0, 0.0))
-    fields = {"debts": debts, "pending": ((2, "x"), (0, "y"), (1, "z")), "measured": ()}
-    old = Snapshot("token_blend", fields, inner, tuple("abc"))
-    found = _token_fields(old, ["c", "", "a"])  # c, a new source, a; b was removed
-    assert found["debts"] == (debts[2], (0.0, 0.0, 0.0), debts[0])
-    assert found["pending"] == ((0, "x"), (2, "y"))
 
 
 class Keys(DefaultTaskEncoder):
