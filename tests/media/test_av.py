@@ -640,30 +640,6 @@ def test_decoders_in_packing_buffers_resume_in_any_process(videos, start_method,
     assert again.restore_sample(rest[0].__restore_key__).__key__ == rest[0].__key__
 
 
-@stateless
-def cook_kind(parts):
-    return TextSample(**basic_sample_keys(parts), text=type(parts["mp4"]).__name__)
-
-
-class Kinds(DefaultTaskEncoder):
-    cookers = (Cooker(cook_kind),)
-
-    def __init__(self, av_decode):
-        super().__init__()
-        self.decoder = SampleDecoder(av_decode=av_decode)
-
-
-@pytest.mark.parametrize(
-    ("mode", "kind", "num"),
-    [("AVDecoder", "AVDecoder", 12), ("torch", "AVData", 11), ("pyav", "InputContainer", 11),
-     ("bytes", "bytes", 12)],
-)  # fmt: skip
-@pytest.mark.parametrize("start_method", [None, "fork"])
-def test_every_mode_decodes_in_a_loader(videos, mode, kind, num, start_method) -> None:
-    loader = loader_of(videos, Kinds(mode), start_method, batch_size=1)
-    assert [text for batch in loader for text in batch.text] == [kind] * num
-
-
 @given(
     rate=st.sampled_from([8000, 11025, 16000, 22050, 44100]),
     duration=st.floats(0.01, 0.5),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
 import multiprocessing
-import shutil
 import sqlite3
 import sys
 import zlib
@@ -393,10 +391,3 @@ def test_corrupt_metadata_and_views_are_refused(root):
     for use in uses:
         with pytest.raises(DatasetFormatError, match="'media_metadata' is no plain table"):
             use()
-
-
-def test_reports_are_json(root, folder):
-    prepare_dataset(root, split_ratio="1,0,0", media_filter=BY_EXTENSION)
-    assert json.loads(json.dumps(prepare_media(root, BY_HEADER).to_json()))["stored"] == 12
-    shutil.rmtree(folder / "a")
-    assert prepare_media(folder, BY_EXTENSION).to_json()["is_webdataset"] is False

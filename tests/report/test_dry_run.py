@@ -35,7 +35,7 @@ from energon_lite.loader.loader import SavableDataLoader
 from energon_lite.task_encoder.base import AugmentTaskEncoder
 
 from ..conftest import write_tar
-from ..helpers import ENCODERS, assert_same, caption_set, number_of, prepared, text_set
+from ..helpers import ENCODERS, assert_same, caption_set, number_of, prepared
 
 NUM_TEXTS = 60
 
@@ -122,19 +122,6 @@ def test_clock_changes_no_batch(name: str, texts: Path, tmp_path: Path) -> None:
     assert has_hooks == (name not in ("plain", "bytes"))
 
 
-def test_time_in_a_function_inside_another_is_counted_once() -> None:
-    clock = HookClock()
-
-    def outer() -> None:
-        sleep(0.01)
-        clock.run("inner", sleep, 0.03)
-
-    clock.run("outer", outer)
-    assert clock.seconds["outer"] < clock.seconds["inner"]
-    with pytest.raises(ZeroDivisionError):
-        clock.run("outer", lambda: 1 / 0)
-
-
 @pytest.mark.processes
 def test_dry_run_names_the_hook_that_takes_longest(texts: Path) -> None:
     report = dry_run(texts, Slow(), batch_size=4, num_workers=1, seconds=0.4)
@@ -180,11 +167,6 @@ def test_decoding_is_told_from_reading(pictures: Path) -> None:
     kept = type("Kept", (DefaultTaskEncoder,), {"decoder": SampleDecoder(image_decode="bytes")})
     report = dry_run(pictures, kept(), batch_size=2, num_workers=0, seconds=0.2)
     assert report.fill is None
-
-
-def test_pass_that_ends_is_followed_by_the_next(tmp_path: Path) -> None:
-    report = dry_run(text_set(tmp_path, 1), batch_size=1, num_workers=0, seconds=0.2)
-    assert report.step > 2
 
 
 @pytest.mark.parametrize(("name", "value"), [("seconds", 0), ("step_sec", -1), ("batch_size", 0)])

@@ -13,13 +13,10 @@ import pytest
 from energon_lite import run_report
 from energon_lite.extras.report.report_page import report_html, write_page
 
+from ..preview.screen import CHROMIUM, FLAGS
+
 pytest.importorskip("plotly")
 
-CHROMIUM = Path("/usr/bin/chromium")
-QUIET = (
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
-    "--disable-component-update", "--disable-sync",
-)  # fmt: skip
 EVIL = "</script><img src=x onerror=\"document.title='evil'\">"
 COUNTS = {"size": 50, "target": 3.0, "read_sec": 2.0, "encode_sec": 1.0, "wait_sec": 0.4}
 
@@ -74,10 +71,10 @@ def test_page_without_plotly_says_what_to_install(tmp_path: Path, monkeypatch: p
 @pytest.fixture
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api")
-    if not CHROMIUM.exists():
-        pytest.skip(f"needs {CHROMIUM}")
+    if CHROMIUM is None:
+        pytest.skip("needs chromium")
     with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=str(CHROMIUM), args=list(QUIET))
+        browser = running.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser
         browser.close()
 

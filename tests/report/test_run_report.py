@@ -115,15 +115,6 @@ def test_long_file_has_few_intervals_that_cover_the_run(blend: Path, tmp_path: P
     assert sum(part.counts["samples"] for part in parts) == 260
 
 
-def test_one_line_is_a_report_without_time(blend: Path, tmp_path: Path) -> None:
-    loader, file = loader_of(blend), tmp_path / "stats.jsonl"
-    next(iter(loader))
-    loader.stats().write_to(file, 1)
-    report = run_report(file)
-    assert (report.sec, report.counts["samples"]) == (None, 2)
-    assert "how long steps take is not known" in report.headline
-
-
 @pytest.mark.parametrize("as_folder", [False, True])
 def test_state_has_counts_of_all_ranks(as_folder: bool, blend: Path, tmp_path: Path) -> None:
     loaders = [loader_of(blend, rank, 2) for rank in range(2)]
@@ -292,12 +283,6 @@ def test_headline_without_steps_names_the_shortest_step() -> None:
     assert "With 2 workers, steps of 25 ms or more" in line
     # Two workers cannot make 40 ms of work in 1 ms: the batches lay in a buffer.
     assert "steps of 20 ms or more" in without_steps({"decode": 0.04}, 2, 0.001)
-
-
-def test_report_of_no_sources_has_text(tmp_path: Path) -> None:
-    row = {"step": 1, "time": 0, "began": 0, "sources": {}}
-    (tmp_path / "stats.jsonl").write_text(json.dumps(row))
-    assert "samples/s" in "\n".join(report_text(run_report(tmp_path / "stats.jsonl")))
 
 
 def test_text_of_a_terminal_has_no_control_characters_and_few_rows(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ import pytest
 from energon_lite import DatasetFormatError, LoaderCallback, WorkerConfig, get_savable_loader
 from energon_lite.extras.report.stats_file import read_stats
 from energon_lite.loader.count_table import COUNTED
-from energon_lite.loader.stats import Stats
 
 from ..helpers import text_set, through_json, train
 
@@ -55,11 +53,6 @@ def test_line_is_plain_json_of_all_counts(folder: Path, tmp_path: Path) -> None:
         {key: getattr(found, key) for key in COUNTED}, abs=1e-5
     )
     assert (row["size"], rows[-1]["world_size"], rows[-1]["num_workers"]) == (30, 1, 0)
-
-
-def test_rank_in_the_name_of_a_file_is_replaced(folder: Path, tmp_path: Path) -> None:
-    run(loader_of(folder, 1, 2), tmp_path / "stats-{rank}.jsonl", range(1, 2))
-    assert [file.name for file in tmp_path.iterdir()] == ["stats-1.jsonl"]
 
 
 def test_run_that_was_killed_in_mid_line_loses_only_this_line(folder: Path, tmp_path: Path) -> None:
@@ -113,13 +106,6 @@ def test_ranks_are_summed_and_steps_of_some_ranks_left_out(in_one_file, folder, 
     assert row["target"] == pytest.approx(row["draws"], rel=0.2)
 
 
-def test_one_rank_of_several_is_read_with_a_warning(folder: Path, tmp_path: Path) -> None:
-    run(loader_of(folder, 1, 4), tmp_path / "stats.jsonl", range(1, 4))
-    records, _, warnings = read_stats([tmp_path / "stats.jsonl"])
-    assert [(record.step, len(record.ranks)) for record in records] == [(1, 1), (2, 1), (3, 1)]
-    assert warnings[0].startswith("3 of 3 steps have the counts of 25% of the ranks")
-
-
 def test_run_that_resumes_on_fewer_ranks_is_read_as_one(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "stats.jsonl"
     loaders = [loader_of(folder, rank, 2) for rank in range(2)]
@@ -135,19 +121,6 @@ def test_run_that_resumes_on_fewer_ranks_is_read_as_one(folder: Path, tmp_path: 
     assert [(record.step, len(record.ranks)) for record in records][:5] == [
         (1, 2), (2, 2), (3, 2), (4, 1), (5, 1),
     ]  # fmt: skip
-
-
-def test_reduced_figures_keep_those_of_each_rank(folder: Path, tmp_path: Path) -> None:
-    loaders = [loader_of(folder, rank, 2) for rank in range(2)]
-    for loader in loaders:
-        list(islice(loader, 3))
-    own = [{name: vars(row) for name, row in loader.stats().items()} for loader in loaders]
-    reduced = loaders[0].stats().merged([loaders[1].stats()])
-    reduced.ranks, reduced.place = own, (0, 1, 0)
-    reduced.write_to(tmp_path / "stats.jsonl", 3)
-    (record,) = read_stats([tmp_path / "stats.jsonl"])[0]
-    assert [rank["samples"] for rank in record.ranks] == [9, 9]
-    assert sum(row["samples"] for row in record.sources.values()) == 18
 
 
 GARBAGE = [
@@ -183,17 +156,6 @@ def test_skip_log_has_names_and_each_sample_once(folder: Path, tmp_path: Path) -
     assert len(skips) == sum(loader.num_skipped.values()) > 0
     assert {skip.stage for skip in skips} == {"encode_sample"}
     assert all(skip.sample_key for skip in skips)
-
-
-def test_figures_can_be_pickled(folder: Path) -> None:
-    stats = loader_of(folder, 1, 2).stats()
-    assert pickle.loads(pickle.dumps(stats)).place == stats.place == (1, 2, 0)
-
-
-def test_figures_of_no_source_make_a_line(tmp_path: Path) -> None:
-    Stats({}, {}, {}).write_to(str(tmp_path / "stats.jsonl"), 1)
-    (record,) = read_stats([tmp_path / "stats.jsonl"])[0]
-    assert record.sources == {}
 
 
 def test_callback_writes_the_file_in_both_trainers(folder: Path, tmp_path: Path) -> None:
