@@ -67,7 +67,7 @@ def test_the_order_of_the_run_is_that_of_its_batches(tmp_path, num_streams, batc
         path, "train", num_streams=num_streams, batch_size=batch_size,
         shuffle_buffer_size=10, seed_offset=5,
     )  # fmt: skip
-    entries = browser.search(Query("run"), 0, 120).entries
+    entries = browser.search(Query("run"), 0, 120, limit_sec=300).entries
     config = WorkerConfig(
         rank=0, world_size=1, num_workers=0, num_streams=num_streams, seed_offset=5
     )

@@ -12,7 +12,7 @@ from energon_lite.extras.preview.charts import fills, histogram, sizes
 from energon_lite.extras.preview.slots import SlotReader
 
 from ..helpers import text_of, text_set
-from .sets import PackedBytes, blend, odd_set
+from .sets import PackedBytes, blend
 
 
 @given(st.lists(st.integers(0, 10**9), max_size=300))
@@ -45,13 +45,6 @@ def test_sizes_are_those_of_samples_from_all_over(tmp_path):
     }  # fmt: skip
     count, bars = found["image: longest edge in pixels"]
     assert (count, [bar.label for bar in bars]) == (20, ["24"])
-
-
-def test_broken_samples_have_no_sizes(tmp_path):
-    number, found = sizes(SplitBrowser(odd_set(tmp_path), "train"), 60)
-    assert number == 8
-    assert "txt: characters" in found
-    assert sizes(SplitBrowser(tmp_path, "train"), -1)[0] == 1
 
 
 def test_the_fill_is_that_of_the_packs(tmp_path):

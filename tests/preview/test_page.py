@@ -19,8 +19,7 @@ from starlette.testclient import TestClient
 from energon_lite import Packing, WorkerConfig, get_savable_loader, get_train_dataset, stateless
 from energon_lite.extras.preview.server import Pages
 
-from ..conftest import write_tar
-from ..helpers import caption_set, prepared, text_set
+from ..helpers import caption_set, text_set
 from .sets import EVIL, Failing, PackedBytes, blend, odd_set, tone
 
 TOKEN = "token-of-the-test"
@@ -239,18 +238,6 @@ def test_a_key_leads_to_its_sample_and_else_to_a_search(site):
     assert "No sample" in found.text
 
 
-def test_home_is_the_list_or_the_batch_that_was_asked_for(site, packs):
-    assert str(site.get("").url).endswith("/browse")
-    root = packs.get("sample", at=0)
-    assert root.status_code == 200
-
-
-def test_splits_can_be_chosen(site):
-    text = site.get("browse", split="only_b").text
-    assert "1 to 20 of 20" in text
-    assert "<option selected>only_b</option>" in text
-
-
 @pytest.mark.parametrize(
     "path",
     ["browse?at=x", "browse?at=-1", "browse?at=9999999999999999999", "browse?source=9",
@@ -262,12 +249,6 @@ def test_splits_can_be_chosen(site):
 )  # fmt: skip
 def test_wrong_addresses_are_said_to_be_wrong(site, path):
     assert "Traceback" not in site.get(path, 404).text
-
-
-def test_a_page_that_does_not_exist_leads_to_the_samples(site):
-    text = site.get("brows", 404).text
-    assert "there is no page &#39;brows&#39;" in text
-    assert "To the samples" in text
 
 
 def test_odd_samples_are_shown_or_say_what_is_wrong(odd):
@@ -298,13 +279,6 @@ def test_recordings_are_sent_in_parts(odd):
     assert odd.get("media", headers={"range": "lines=1-2"}, **query).content == tone()
 
 
-def test_halves_of_surrogates_are_shown(tmp_path):
-    write_tar(tmp_path / "a.tar", [("a.json", b'{"\\ud800": "\\udfff", "t": ["\\ud800"]}')])
-    site = Site(prepared(tmp_path, "CrudeWebdataset"))
-    assert site.get("browse").text.count('class="card"') == 1
-    site.get("sample", at=0)
-
-
 # -------------------------------------------------------------------------- batches and charts
 
 
@@ -318,20 +292,6 @@ def test_packs_are_rows_of_segments(packs):
     assert "batch 0 of stream 0 of 1" in text
     assert_escaped(text)
     assert "Slot 3" in packs.get("model", slot=3).text
-
-
-def test_many_tokens_of_a_picture_are_drawn_once(tmp_path):
-    class Runs(PackedBytes):
-        @stateless
-        def encode_sample(self, sample):
-            tokens = torch.tensor([1, *[7] * 30, 2, 2, 2])
-            mask = torch.tensor([0] * 31 + [1] * 3)
-            return {"__key__": sample.__key__, "input_ids": tokens, "loss_mask": mask}
-
-    text = Site(text_set(tmp_path, 9), encoder=Runs()).get("model").text
-    assert "… 28 more …" in text
-    assert text.count(": token 7,") == 2
-    assert text.count(": token 2,") == 3  # with a loss each is there
 
 
 def test_tokens_of_large_batches_are_drawn_in_parts(tmp_path):
@@ -373,21 +333,6 @@ def test_a_far_page_shows_progress_and_reloads_itself(site, monkeypatch):
     assert found.status_code == 202
     assert found.headers["refresh"] == "1"
     assert "Computing" in found.text
-
-
-def test_slots_of_a_run_name_their_step_and_rank(tmp_path):
-    site = Site(text_set(tmp_path, 60), encoder=PackedBytes(), ranks=2, num_streams=4)
-    assert "batch 1 of stream 1 of 4, step 2 of rank 1 on 2 ranks" in site.get("model", slot=5).text
-
-
-def test_cards_of_conversations_show_the_first_answer(tmp_path):
-    turns = [("human", "Which number?"), ("gpt", "It is seven."), ("human", "Sure?")]
-    content = [{"from": speaker, "value": text} for speaker, text in turns]
-    write_tar(tmp_path / "a.tar", [("a.json", json.dumps({"conversations": content}).encode())])
-    text = Site(prepared(tmp_path, "CrudeWebdataset")).get("browse").text
-    assert "It is seven." in text
-    assert "Which number?" in text
-    assert "Sure?" not in text
 
 
 def test_the_address_for_the_browser_works_once(tmp_path):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from itertools import islice
-from threading import Event
 
 import pytest
 import torch
 
 from energon_lite import Packing, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.core.errors import StateError
-from energon_lite.extras.preview.page_jobs import ComputingError, PageJobs, report_progress
 from energon_lite.extras.preview.slots import SlotReader, saved_settings
 from energon_lite.loader.resume import states_of
 
@@ -31,12 +28,6 @@ def loader_of(root, rank=0, world_size=1, nodes=None, **settings):
         root, task_encoder=PackedBytes(), worker_config=config, **{**SETTINGS, **settings}
     )
     return get_savable_loader(dataset)
-
-
-def result_of(jobs, make):
-    while True:
-        with suppress(ComputingError):
-            return jobs.result("name", make)
 
 
 def same(slot, batch):
@@ -99,42 +90,6 @@ def test_a_state_of_another_run_is_refused(tmp_path):
     states = [loader.save_state_rank()]
     with pytest.raises(StateError, match="batch_size"):
         SlotReader(root, "train", PackedBytes(), states, num_streams=4, batch_size=3)
-
-
-def test_a_slot_that_nobody_waits_for_is_given_up_and_continued(tmp_path, monkeypatch):
-    root = text_set(tmp_path, 90)
-    batches = list(islice(loader_of(root), 21))
-    reader = SlotReader(root, "train", PackedBytes(), num_streams=4, seed_offset=3, **SETTINGS)
-    monkeypatch.setattr("energon_lite.extras.preview.page_jobs._ABANDONED_SEC", -1)
-    jobs = PageJobs()
-    for _ in range(5):  # one batch of the stream each time
-        with pytest.raises(TimeoutError, match="no browser waits"):
-            result_of(jobs, lambda: reader.read(20))
-    monkeypatch.undo()
-    assert same(result_of(jobs, lambda: reader.read(20)), batches[20])
-
-
-def test_a_page_that_takes_long_reports_progress_until_it_is_there(monkeypatch):
-    monkeypatch.setattr("energon_lite.extras.preview.page_jobs._WAIT_SEC", 0.01)
-    jobs, goes_on, calls = PageJobs(), Event(), []
-
-    def make():
-        calls.append(1)
-        report_progress(3, 10)
-        goes_on.wait(60)
-        return "page"
-
-    while True:
-        with pytest.raises(ComputingError) as caught:
-            jobs.result("name", make)
-        if (caught.value.done, caught.value.total) == (3, 10):
-            break
-    assert jobs.result("another", lambda: "quick") == "quick"
-    goes_on.set()
-    assert result_of(jobs, make) == "page"
-    assert len(calls) == 1
-    with pytest.raises(ZeroDivisionError):
-        result_of(jobs, lambda: 1 // 0)
 
 
 def test_a_run_ends(tmp_path):

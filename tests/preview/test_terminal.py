@@ -14,7 +14,7 @@ from energon_lite.extras.cli import app
 from energon_lite.extras.prepare import prepare_dataset
 from energon_lite.extras.preview.terminal import sample_text, sample_texts
 
-from ..conftest import jpeg, write_captions, write_tar
+from ..conftest import jpeg, write_captions
 
 
 @pytest.fixture
@@ -84,24 +84,6 @@ def test_the_command_asks_after_each_sample(root):
     assert wrong.exit_code == 1
     with pytest.raises(DatasetFormatError, match="no split part 'foo'"):
         next(itertools.chain(sample_texts(root, "foo")))
-
-
-def test_a_blend_is_shown_in_the_order_of_a_run(tmp_path):
-    for name in ("a", "b"):
-        members = [(f"{i}.txt", f"{name} {i}".encode()) for i in range(20)]
-        write_tar(tmp_path / name / "0.tar", members)
-        prepare_dataset(
-            tmp_path / name, split_parts={"train": ".*"}, sample_type="TextSample",
-            field_map={"text": "txt"}, num_workers=0,
-        )  # fmt: skip
-    (tmp_path / "m.yaml").write_text(
-        "__module__: megatron.energon\n__class__: MetadatasetV2\n"
-        "splits:\n  train:\n    blend:\n    - {path: a, weight: 1}\n    - {path: b, weight: 1}\n"
-    )
-    texts = list(sample_texts(tmp_path / "m.yaml", "train"))
-    assert len(texts) == 40
-    first = ["'a " in text for text in texts[:10]]
-    assert 4 <= sum(first) <= 6
 
 
 def test_audio_is_shown_by_its_duration():

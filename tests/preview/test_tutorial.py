@@ -69,7 +69,9 @@ def test_commands_of_the_tutorial_do_what_it_shows(tutorial, pages):
     def read(name, view):
         host = "http://127.0.0.1:80"
         client = TestClient(pages[name].app("token"), base_url=host)
-        return client.get(f"/token/{view}").text
+        while (found := client.get(f"/token/{view}")).status_code == 202:
+            pass
+        return found.text
 
     assert "a red circle" in read("samples", "browse")
     model = read("model", "model")
