@@ -6,22 +6,18 @@ import itertools
 import json
 import os
 import pty
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 from typer.testing import CliRunner
 
-from energon_lite.extras.cli import app, options
+from energon_lite.extras.cli import app
 from energon_lite.extras.cli.commands import main
 from energon_lite.extras.cli.wizard import Answers, NoAnswerError
-from energon_lite.extras.lengths.length_index import DEFAULT_NAME
 from energon_lite.formats.nvmeta import (
-    DEFAULT_DATASET,
     is_prepared,
     read_dataset_config,
     read_info,
@@ -399,22 +395,8 @@ def test_info_of_a_folder_imports_no_torch(root):
     assert python(code) == "0 False"
 
 
-def test_defaults_that_help_shows_are_those_of_the_library():
-    assert options.LENGTHS_NAME == DEFAULT_NAME
-    assert options.DATASET_YAML == DEFAULT_DATASET
-
-
-def test_everything_that_commands_load_by_name_exists():
-    code = "".join(path.read_text() for path in (REPO / "energon_lite/extras/cli").glob("*.py"))
-    names = re.findall(r'late\("([\w.]+)"\)', code)
-    names += [f"extras.inspect.text.{text}" for text in re.findall(r'"(\w+_text)", as_json', code)]
-    assert len(names) > 20
-    for name in names:
-        options.late(name)
-
-
 @pytest.mark.processes
-@pytest.mark.parametrize("command", ["prepare", "info", "lint"])
+@pytest.mark.parametrize("command", ["prepare", "info"])
 def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path, command):
     folder = text_set(tmp_path / "\u6570\u636e", 3)
     arguments = [command, str(folder)]
@@ -458,26 +440,6 @@ def test_the_package_does_not_import_the_command_line():
 # Media metadata and states
 
 
-def test_media_metadata_are_stored_in_a_dataset_and_in_a_folder(tmp_path):
-    write_captions(tmp_path / "data", num_shards=2, samples_per_shard=3)
-    options = ["--split-ratio", "1,0,0", "--skip-dataset-yaml", "--non-interactive"]
-    result = run("prepare", tmp_path / "data", *options, "--media-metadata-by-glob", "*2.jpg")
-    assert "media metadata of 1 file\n" in result.stdout
-    result = run("prepare-media", tmp_path / "data", "--media-metadata-by-extension")
-    assert result.stdout.endswith("Done. Stored metadata for 6 files.\n")
-    (tmp_path / "files").mkdir()
-    Image.new("RGB", (5, 4)).save(tmp_path / "files/a.png")
-    result = run("prepare-media", tmp_path / "files", "--media-metadata-by-header", "--json")
-    assert json.loads(result.stdout)["stored"] == 1
-    assert "Prepared filesystem dataset" in run(
-        "prepare-media", tmp_path / "files", "--media-metadata-by-header"
-    ).stdout  # fmt: skip
-    for options in ([], ["--media-metadata-by-header", "--media-metadata-by-extension"]):
-        refused = run("prepare-media", tmp_path / "files", *options)
-        assert refused.exit_code == 2
-        assert "Exactly one of GLOB, HEADER, or EXTENSION" in refused.stderr
-
-
 @pytest.fixture
 def states() -> list[dict]:
     return json.loads((REPO / "tests/golden/state-v7.json").read_text())["plain"]["states"]
@@ -506,20 +468,6 @@ def test_states_are_described_of_json_and_of_torch_files(states, tmp_path):
     assert report["warnings"] == []
     files[0].write_text(json.dumps({**states[0], "count": 8}))
     assert "rank 0 (rank0.json): was edited" in run("checkpoint", "info", *files).stdout
-
-
-def test_a_state_is_found_in_the_folder_of_a_trainer(states, tmp_path):
-    run_of = {"loader_state": json.dumps(states)}
-    torch.save({"dl": run_of, "w": torch.zeros(3)}, tmp_path / "accelerate_dl_state_dict.bin")
-    (tmp_path / "hf").mkdir()
-    (tmp_path / "hf/state.json").write_text(json.dumps(run_of))
-    torch.save({"w": torch.zeros(3)}, tmp_path / "hf/optimizer.pt")
-    (tmp_path / "hf/empty.safetensors").touch()
-    assert "4 states of" in run("checkpoint", "info", tmp_path).stdout
-    (tmp_path / "hf/state.json").unlink()
-    refused = run("checkpoint", "info", tmp_path / "hf")
-    assert (refused.exit_code, "remove" in refused.stderr) == (1, False)
-    assert "none of the 2 files in it holds a state of a loader" in refused.stderr
 
 
 RATIO = ["prepare", "data", "--split-ratio"]
