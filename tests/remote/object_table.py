@@ -23,7 +23,6 @@ class StoredObject:
         size: number of bytes.
         etag: with its quotes.
         modified: seconds since 1970.
-        generation: rises with each version.
     """
 
     name: str
@@ -31,7 +30,6 @@ class StoredObject:
     size: int
     etag: str
     modified: float
-    generation: int
 
     @contextmanager
     def opened(self) -> Iterator[ReadRange]:
@@ -73,21 +71,19 @@ class ObjectTable:
         self._root = root
         self._objects: dict[str, StoredObject] = {}
         self._deleted: set[str] = set()
-        self._generation = 0
 
     def clear(self) -> None:
         """Forgets all that was written and deleted."""
         self._objects.clear()
         self._deleted.clear()
 
-    def put(self, name: str, data: bytes | Path, etag: str | None = None) -> StoredObject:
-        """Writes or replaces an object; an ETag is the MD5 of the bytes unless it is given."""
-        self._generation += 1
+    def put(self, name: str, data: bytes | Path) -> StoredObject:
+        """Writes or replaces an object; the ETag of bytes is their MD5."""
         if isinstance(data, Path):
-            found = self._from_file(name, data, self._generation)
+            found = self._from_file(name, data)
         else:
-            etag = etag or f'"{hashlib.md5(data).hexdigest()}"'
-            found = StoredObject(name, data, len(data), etag, time.time(), self._generation)
+            etag = f'"{hashlib.md5(data).hexdigest()}"'
+            found = StoredObject(name, data, len(data), etag, time.time())
         self._objects[name] = found
         self._deleted.discard(name)
         return found
@@ -101,14 +97,14 @@ class ObjectTable:
         """Returns an object, or None."""
         found = self._objects.get(name)
         if found is not None and isinstance(found.data, Path):  # the file may have been replaced
-            return self._from_file(name, found.data, found.generation)
+            return self._from_file(name, found.data)
         if found is not None or self._root is None or name in self._deleted:
             return found
         key = name.partition("/")[2]
         path = self._root / key
         if not key or ".." in key.split("/") or not path.is_file():
             return None
-        return self._from_file(name, path, path.stat().st_mtime_ns)
+        return self._from_file(name, path)
 
     def page(self, bucket: str, prefix: str, delimiter: str, after: str, limit: int) -> Page:
         """Lists the keys of a bucket that begin with `prefix` and come after `after`.
@@ -145,7 +141,7 @@ class ObjectTable:
         return sorted(key for key in keys if head + key not in self._deleted)
 
     @staticmethod
-    def _from_file(name: str, path: Path, generation: int) -> StoredObject:
+    def _from_file(name: str, path: Path) -> StoredObject:
         stat = path.stat()
         etag = f'"{stat.st_mtime_ns:x}-{stat.st_size:x}"'
-        return StoredObject(name, path, stat.st_size, etag, stat.st_mtime, generation)
+        return StoredObject(name, path, stat.st_size, etag, stat.st_mtime)

@@ -1,4 +1,4 @@
-"""A test server of object stores: S3, the XML API of GCS, Azure blobs and plain HTTP.
+"""A test server of object stores: S3 and plain HTTP.
 
     with Server(objects={"bucket/key": b"text"}, latency_ms=20) as server:
         server.fail("status", status=503, times=2, path=r"key$")
@@ -7,7 +7,7 @@
 
 It runs in a process started by exec, so its latency and bandwidth are not those of the tests, and
 a test may fork while it runs. `tests/remote` has a file for each part: `object_table` keeps the
-objects, `dialects` answers requests, `serving` is the process, `obstore_client` a client for tests.
+objects, `dialects` answers requests, `serving` is the process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[2]
 KINDS = (
     "status", "reset", "lost", "cut", "hang", "slow", "whole", "wrong_range", "short_range",
-    "short_body", "none", "page",
+    "short_body", "page",
 )  # fmt: skip
 
 
@@ -64,7 +64,6 @@ class Server:
             read where they lie and never written: what clients write is kept in memory.
         latency_ms: wait before each answer.
         bytes_per_sec: the bandwidth that all connections share, both ways; None is without limit.
-        page_size: the most objects and prefixes in a page of a list.
         credentials: an access key and its secret: requests that do not name the key are refused.
     """
 
@@ -75,7 +74,6 @@ class Server:
         root: Path | None = None,
         latency_ms: float = 0,
         bytes_per_sec: float | None = None,
-        page_size: int = 1000,
         credentials: tuple[str, str] | None = None,
     ) -> None:
         self.credentials = credentials
@@ -85,7 +83,6 @@ class Server:
             "root": None if root is None else str(root.resolve()),
             "latency_ms": latency_ms,
             "bytes_per_sec": bytes_per_sec,
-            "page_size": page_size,
             "credentials": credentials,
         }
         self._lock = threading.Lock()
@@ -162,7 +159,6 @@ class Server:
         after_bytes: int | None = None,
         seconds: float = 1.0,
         bytes_per_sec: float = 1000.0,
-        replacement: tuple[str, bytes] | None = None,
     ) -> None:
         """Lets the next requests fail. Of several faults, the first that fits a request occurs.
 
@@ -185,7 +181,6 @@ class Server:
                 `wrong_range`: Content-Range has other positions and another size.
                 `short_range`: half of the range, as Content-Range and Content-Length say.
                 `short_body`: half of the range, with the Content-Range of all of it.
-                `none`: none; for `replacement` alone.
             times: the number of requests that fail.
             skip: the number of requests before them that fit and do not fail.
             path: a regular expression that is found in `bucket/key`.
@@ -195,30 +190,22 @@ class Server:
             after_bytes: bytes of the body that are sent before.
             seconds: the length of `hang`.
             bytes_per_sec: the speed of `slow`.
-            replacement: an object that is replaced when the fault occurs: the answer has begun, and
-                is that of the version before.
         """
         if kind not in KINDS:
             raise ValueError(f"unknown kind of fault {kind!r}: use one of {', '.join(KINDS)}")
         re.compile(path)
-        replaced = replacement and (replacement[0], base64.b64encode(replacement[1]).decode())
         self._command(
             "fail", kind=kind, times=times, skip=skip, path=path, method=method, status=status,
             code=code, after_bytes=after_bytes, seconds=seconds, bytes_per_sec=bytes_per_sec,
-            replacement=replaced,
         )  # fmt: skip
 
-    def heal(self) -> int:
-        """Removes all faults; returns the number of requests that would still have failed."""
-        return int(self._command("heal"))
-
-    def set_latency(self, latency_ms: float) -> None:
-        """Changes the wait before each answer."""
-        self._command("set", latency_ms=latency_ms)
+    def heal(self) -> None:
+        """Removes all faults."""
+        self._command("heal")
 
     def set_bandwidth(self, bytes_per_sec: float | None) -> None:
         """Changes the bandwidth that all connections share."""
-        self._command("set", bytes_per_sec=bytes_per_sec)
+        self._command("set_bandwidth", bytes_per_sec=bytes_per_sec)
 
     # ---------------------------------------------------------------------------------------- log
 
@@ -234,20 +221,6 @@ class Server:
     def clear_log(self) -> None:
         """Empties the log and sets the counters to 0, between requests."""
         self._command("clear")
-
-    # ------------------------------------------------------------------------------------- stores
-
-    def store(self, kind: str, bucket: str = "", **options: Any) -> dict[str, Any]:
-        """Returns the arguments of `obstore_client.store_of`, as JSON has them.
-
-        Args:
-            kind: `s3`, `gcs`, `azure` or `http`.
-            bucket: the bucket or container; `http` needs none, its keys are `bucket/key` then.
-            options: further arguments of `store_of`.
-        """
-        key, secret = self.credentials or (None, None)
-        settings = {"kind": kind, "url": self.url, "bucket": bucket, "key": key, "secret": secret}
-        return {**settings, **options}
 
     # ------------------------------------------------------------------------------------ control
 

@@ -49,7 +49,6 @@ class Fault:
     after_bytes: int | None
     seconds: float
     bytes_per_sec: float
-    replacement: tuple[str, str] | None
 
     def occurs(self, request: Request) -> bool:
         """Returns whether the fault occurs now, and counts."""
@@ -181,9 +180,7 @@ class ServerProcess:
         root = settings["root"]
         credentials = settings["credentials"]
         self.table = ObjectTable(Path(root) if root else None)
-        self.service = ObjectService(
-            self.table, settings["page_size"], tuple(credentials) if credentials else None
-        )
+        self.service = ObjectService(self.table, tuple(credentials) if credentials else None)
         self.settings = settings
         self.errors: list[str] = []
         self.connections: set[asyncio.Task[Any]] = set()
@@ -255,9 +252,6 @@ class ServerProcess:
         """Sends an answer, or a part of it; returns whether the connection is still of use."""
         kind = fault.kind if fault else ""
         with answer.opened() as read:
-            if fault and fault.replacement:
-                name, data = fault.replacement
-                self.table.put(name, base64.b64decode(data))
             if answer.status == 0 or kind == "lost":
                 reset(writer)
                 return False
@@ -327,18 +321,13 @@ class ServerProcess:
         self.faults: list[Fault] = []
         self.command_clear()
 
-    def command_heal(self) -> int:
-        """Removes all faults; returns the number of requests that they would have met."""
-        left = sum(fault.times for fault in self.faults)
+    def command_heal(self) -> None:
+        """Removes all faults."""
         self.faults.clear()
-        return left
 
-    def command_set(self, **settings: float | None) -> None:
-        """Changes latency, bandwidth or both."""
-        if "latency_ms" in settings:
-            self.latency_sec = (settings["latency_ms"] or 0) / 1000
-        if "bytes_per_sec" in settings:
-            self.bandwidth.bytes_per_sec = settings["bytes_per_sec"]
+    def command_set_bandwidth(self, bytes_per_sec: float | None) -> None:
+        """Changes the bandwidth."""
+        self.bandwidth.bytes_per_sec = bytes_per_sec
 
     def command_log(self) -> list[dict[str, Any]]:
         """Returns the log."""
