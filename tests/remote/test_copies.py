@@ -83,26 +83,6 @@ def test_a_reader_never_sees_bytes_that_are_being_taken_away(tmp_path: Path) -> 
     assert num_right > 0
 
 
-def test_what_is_written_meanwhile_is_not_taken_away_half(tmp_path: Path, monkeypatch: Any) -> None:
-    """A range is written, and not marked yet, when all of the copy is taken away."""
-    writer = WritableCopy(path_of(tmp_path, "s3://a/b", SIZE, [None, None]), SIZE)
-    writer.put(0, memoryview(BYTES)[: 2 * GRANULE])
-    mark = WritableCopy._mark
-
-    def late(self: WritableCopy, start: int, stop: int, value: bytes) -> None:
-        if value == b"\1":
-            self.take_away(0, SIZE)
-        mark(self, start, stop, value)
-
-    monkeypatch.setattr(WritableCopy, "_mark", late)
-    at, end = granules(4, 20)
-    writer.put(at, memoryview(BYTES)[at:end])
-    target = bytearray(end - at)
-    assert writer.read_into(memoryview(target), at)
-    assert bytes(target) == BYTES[at:end]
-    assert not writer.has(0, GRANULE)
-
-
 def test_a_copy_has_the_name_of_one_object_only(tmp_path: Path) -> None:
     names = {
         path_of(tmp_path, address, size, [etag, None])

@@ -54,23 +54,3 @@ def test_what_stays_is_staged_or_returns_soonest(drawn: Any, max_bytes: int, sta
     assert Counter(here) + Counter(gone) == Counter(
         range_of(address, 100 * number, size) for number, (address, size) in enumerate(drawn)
     )
-
-
-def test_ranges_of_one_source_stay_in_the_order_in_which_they_came() -> None:
-    gone: list[Range] = []
-    kept = KeptRanges(50, gone.append)
-    kept.staged_bytes = 0
-    for number in range(12):
-        kept.add(range_of(ADDRESSES[0], number))
-    assert [own.start for own in gone] == [5, 6, 7, 8, 9, 10, 11]
-
-
-def test_source_that_is_known_later_takes_what_is_kept_with_it() -> None:
-    gone: list[Range] = []
-    kept = KeptRanges(20, gone.append)
-    kept.staged_bytes = 0
-    kept.keep(range_of("s3://b/old/x.tar", 0))
-    kept.keep(range_of("s3://b/often/x.tar", 1))
-    kept.expect(SOURCES)
-    kept.add(range_of("s3://b/often/y.tar", 2))
-    assert [own.address for own in gone] == ["s3://b/old/x.tar"]

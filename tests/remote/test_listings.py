@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 from energon_lite import get_savable_loader
 from energon_lite.extras.remote.fetcher_client import _Connection
 from tests.helpers import text_set
-from tests.programs import run_program
 from tests.remote.server import Server
 from tests.remote.test_remote_datasets import ONE, making
 
@@ -21,46 +19,6 @@ pytestmark = [
     pytest.mark.processes,
     pytest.mark.skipif(find_spec("obstore") is None, reason="obstore is not installed"),
 ]
-
-# Objects of a folder, more than are listed; what each question leads to is printed.
-_SCRIPT = """
-import json
-from energon_lite.extras.remote import listings, object_stores
-objects = {f"s3://b/d/{i:05d}": object_stores.Facts(i, f"tag {i}", None) for i in range(5000)}
-names, requests = list(objects), []
-
-def facts_below(folder, most):
-    requests.append(most)
-    found = {name: objects[name] for name in names[:most]} if folder == "s3://b/d" else {}
-    return found, set(), most >= len(objects)
-
-def facts_of(address):
-    requests.append(address)
-    return objects.get(address)
-
-def asked(question):
-    requests.clear()
-    found = question()
-    assert [own["size"] for own in found] == [int(own["identity"][0][4:]) for own in found]
-    print(json.dumps(requests))
-
-object_stores.facts_below, object_stores.facts_of = facts_below, facts_of
-listings._MOST_LISTED = 2000
-own = listings.Listings()
-asked(lambda: own.statuses(names[:1]))
-asked(lambda: own.statuses(names[:400]))
-asked(lambda: [own.status(name) for name in names[2500:2510]])
-asked(lambda: own.statuses(names[:2000]))
-"""
-
-
-def test_list_is_as_long_as_what_is_asked_for_and_made_once() -> None:
-    done = run_program("-c", _SCRIPT)
-    first, some, beyond, many = map(json.loads, done.stdout.splitlines())
-    assert first == [1000, "s3://b/d/00000"]
-    assert some == [1600]
-    assert beyond == [2000, *(f"s3://b/d/{i:05d}" for i in range(2500, 2510))]
-    assert many == [8000]
 
 
 @pytest.mark.parametrize("store", ["s3", "http"])

@@ -151,14 +151,6 @@ def test_write_whose_answer_is_lost_is_no_error(server: Server, raw: Path) -> No
     assert texts_of(RAW)
 
 
-def test_stores_need_no_bulk_deletes(server: Server, raw: Path) -> None:
-    server.fail("status", status=501, method="POST", times=1 << 30)
-    prepare_dataset(RAW, **HOW)
-    prepare_dataset(RAW, **HOW, force_overwrite=True)
-    assert texts_of(RAW)
-    assert server.read(f"{META}/prepare.lock") is None
-
-
 def test_commands_take_addresses(server: Server, raw: Path) -> None:
     options = ["--sample-type", "TextSample", "--field-map", "text=txt", "--num-workers", "0"]
     parts = ["--split-parts", "train:.*0.tar", "--split-parts", "val:.*1.tar"]
