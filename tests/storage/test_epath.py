@@ -37,21 +37,6 @@ def test_paths_compare_hash_and_pickle():
     assert os.fspath(EPath("/a")) == "/a"
 
 
-def test_files_are_written_read_listed_copied_and_moved(tmp_path):
-    root = EPath(tmp_path)
-    (root / "x/y.txt").write_text("hé")
-    (root / "z.bin").write_bytes(b"12")
-    assert (root / "x/y.txt").read_text() == "hé"
-    assert ((root / "z.bin").size(), (root / "x").is_dir(), root.is_file()) == (2, True, False)
-    assert list(root.glob("**/*.txt")) == [root / "x/y.txt"]
-    (root / "z.bin").copy(root / "new/z.bin")
-    (root / "new/z.bin").move(root / "other/z.bin")
-    assert list(root.walk()) == [root / "other/z.bin", root / "x/y.txt", root / "z.bin"]
-    (root / "z.bin").unlink()
-    with pytest.raises(FileNotFoundError):
-        (root / "z.bin").open("rb")
-
-
 def test_patterns_follow_links_but_not_in_circles(tmp_path):
     root = EPath(tmp_path)
     for name in ("d/e/x.tar", "d/f.txt", "d/.hidden.txt", "a.txt", ".meta/f.txt"):

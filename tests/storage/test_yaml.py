@@ -134,9 +134,3 @@ def test_documents_of_equal_text_are_parsed_once_and_are_separate(monkeypatch):
     for name in ("first.yaml", "second.yaml"):  # an error names its own file, also the second time
         with pytest.raises(DatasetFormatError, match=rf"^{name}:2: key 'a' is there twice"):
             parse_yaml("a: 1\na: 2\n", name)
-
-
-def test_documents_with_aliases_are_not_copied(monkeypatch):
-    monkeypatch.setattr(yaml, "_as_of", None)
-    shared = parse_yaml("a: &x [1]\nb: [*x, *x]\n", "x.yaml")
-    assert shared["b"][0] is shared["b"][1]

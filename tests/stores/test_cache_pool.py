@@ -189,15 +189,6 @@ def test_a_missing_file_is_the_error_of_the_store_each_time(pool: CachePool) -> 
     assert pool.get_lazy(store, "a").get() == b"a"
 
 
-def test_kept_data_come_back_as_they_were(pool: CachePool) -> None:
-    data = {"x": [1, 2], "y": b"z"}
-    lazy = pool.to_cache(data, "name")
-    assert lazy.fname == "name"
-    user = sample()
-    assert [lazy.get(user), lazy.get()] == [data, data]
-    assert user.__sources__ is None or user.__sources__ == ()
-
-
 def test_in_another_process_a_value_is_read_from_its_store(pool: CachePool, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"before")
     lazy = pool.get_lazy(SystemFileStore(tmp_path), "a.txt")
@@ -243,17 +234,6 @@ def test_values_of_one_file_share_a_copy_until_the_last_is_read_or_dropped(
     assert store.reads["a"] == 1
 
 
-def test_a_value_in_a_cycle_frees_its_copy(make_pool: MakePool, parent: Path) -> None:
-    pool = make_pool()
-    holder: list[Any] = [pool.get_lazy(CountingStore(), "a")]
-    holder.append(holder)
-    eventually(lambda: len(files_of(parent)) == 1)
-    del holder
-    # The thread that wrote the file may have the value for a moment.
-    eventually(lambda: gc.collect() >= 0 and files_of(parent) == [])
-    assert (pool.current_cache_count, pool.current_cache_size) == (0, 0)
-
-
 def test_what_is_being_copied_is_waited_for_and_not_read_twice(make_pool: MakePool) -> None:
     pool, store = make_pool(), CountingStore()
     store.gate.clear()
@@ -285,60 +265,6 @@ def test_what_was_not_begun_is_read_directly_and_not_copied(make_pool: MakePool)
     assert store.reads == Counter(a=1, c=1)
 
 
-def test_other_values_of_a_file_keep_their_place_in_the_queue(make_pool: MakePool) -> None:
-    pool, slow, first = busy_pool(make_pool)
-    store = CountingStore("fast")
-    one, two = pool.get_lazy(store, "a"), pool.get_lazy(store, "a")
-    assert one.get() == b"a"
-    slow.gate.set()
-    eventually(lambda: pool.current_cache_count == 2)
-    assert (first.get(), two.get()) == (b"first", b"a")
-    assert store.reads["a"] == 2
-
-
-@pytest.mark.parametrize("limit", [{"max_cache_count": 2}, {"max_cache_size_gbytes": 2 / 2**30}])
-def test_a_full_cache_waits_and_what_is_needed_is_read_directly(
-    make_pool: MakePool, parent: Path, limit: dict[str, Any]
-) -> None:
-    pool, store = make_pool(num_workers=2, **limit), CountingStore()
-    kept = [pool.get_lazy(store, key) for key in "ab"]
-    eventually(lambda: pool.current_cache_count == 2)
-    waiting = [pool.get_lazy(store, key) for key in "cdef"]
-    time.sleep(0.1)
-    assert len(files_of(parent)) == 2
-    assert waiting[3].get() == b"f"
-    assert kept[0].get() == b"a"
-    eventually(lambda: pool.current_cache_count == 2)
-    assert [lazy.get() for lazy in (*kept, *waiting)] == [k.encode() for k in "abcdef"]
-    assert store.reads == Counter("abcdef")
-    eventually(lambda: pool.current_cache_count == 0)
-
-
-def test_what_is_larger_than_the_cache_is_read_directly(make_pool: MakePool) -> None:
-    pool, store = make_pool(max_cache_size_gbytes=2 / 2**30), CountingStore()
-    large, small = pool.get_lazy(store, "large"), pool.get_lazy(store, "s")
-    eventually(lambda: store.reads["large"] == 1 and pool.current_cache_count == 1)
-    time.sleep(0.05)
-    assert pool.current_cache_size == 1
-    kept = pool.to_cache("xyz", "too large as well")
-    assert pool.current_cache_size == 1
-    assert (large.get(), small.get(), kept.get()) == (b"large", b"s", "xyz")
-    assert pool.current_cache_size == 0
-
-
-def test_a_copy_that_was_removed_or_cut_is_read_from_the_store(
-    make_pool: MakePool, parent: Path
-) -> None:
-    pool, store = make_pool(), CountingStore()
-    values = [pool.get_lazy(store, key) for key in ("aa", "bb")]
-    eventually(lambda: len(files_of(parent)) == 2)
-    first, second = sorted(parent.glob("cache_*/[0-9]*"))
-    first.unlink()
-    second.write_bytes(b"x")
-    assert [value.get() for value in values] == [b"aa", b"bb"]
-    assert store.reads == Counter(aa=2, bb=2)
-
-
 def test_a_folder_that_cannot_be_written_is_logged_once_and_nothing_is_read_for_it(
     make_pool: MakePool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -355,22 +281,6 @@ def test_a_folder_that_cannot_be_written_is_logged_once_and_nothing_is_read_for_
     assert store.reads == Counter(["first", *"abc"])
     assert pool.current_cache_count == 0
     assert [r.message.count("cannot be written") for r in caplog.records] == [1]
-
-
-def test_a_copy_whose_last_value_is_dropped_while_it_is_made_is_removed(
-    make_pool: MakePool, parent: Path
-) -> None:
-    pool, store = make_pool(num_workers=1), CountingStore()
-    store.gate.clear()
-    value = pool.get_lazy(store, "a")
-    assert store.has_begun.wait(60)
-    del value
-    gc.collect()
-    store.gate.set()
-    kept = pool.get_lazy(store, "b")  # which the only thread copies next
-    eventually(lambda: store.reads["b"] == 1 and pool.current_cache_count == 1)
-    eventually(lambda: len(files_of(parent)) == 1)
-    assert kept.get() == b"b"
 
 
 def test_after_close_values_are_read_directly_and_the_folder_is_gone(
@@ -443,16 +353,6 @@ def test_a_fork_has_its_own_folder_and_reads_what_it_inherited_directly(
     before = store.reads.copy()
     assert [value.get() for value in values] == [b"a", b"b", b"c"]
     assert store.reads == before
-
-
-def test_a_close_while_files_are_written_leaves_no_folder(parent: Path) -> None:
-    for number in range(8):
-        pool, store = FileStoreCachePool(parent_cache_dir=parent), CountingStore()
-        values = [pool.get_lazy(store, f"{i}" * 50_000) for i in range(30)]
-        eventually(lambda: len(files_of(parent)) > number)  # noqa: B023
-        pool.close()
-        assert [value.get()[:2] for value in values[:3]] == [b"00", b"11", b"22"]
-    eventually(lambda: list(parent.iterdir()) == [])
 
 
 ENDS = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import sqlite3
@@ -29,6 +28,7 @@ from energon_lite.extras.stores import open_tars
 from energon_lite.extras.stores.file_stores import WebdatasetFileStore
 
 from ..conftest import write_tar
+from ..helpers import is_true_in_fork
 
 
 def content(number: int, part: str) -> bytes:
@@ -231,18 +231,6 @@ def test_store_of_what_is_not_prepared_names_the_command(
         WebdatasetFileStore(roots[what])
 
 
-def test_tars_that_were_read_last_stay_open(prepared: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(open_tars, "_MAX_OPEN", 1)
-    store, opened = WebdatasetFileStore(prepared), list[str]()
-    open_bytes = open_tars.files.open_at_once
-    monkeypatch.setattr(
-        open_tars.files, "open_at_once", lambda path: opened.append(path.name) or open_bytes(path)
-    )
-    for i in (0, 1, 1, 0):
-        store.get(f"dir/{i:04d}.json")
-    assert len([name for name in opened if name.endswith(".tar")]) == 3
-
-
 def test_many_threads_read_more_tars_than_may_be_open(prepared: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(open_tars, "_MAX_OPEN", 1)
     store = WebdatasetFileStore(prepared)
@@ -257,25 +245,11 @@ def test_many_threads_read_more_tars_than_may_be_open(prepared: Path, monkeypatc
     assert len(os.listdir("/proc/self/fd")) <= before + 2  # noqa: PTH208
 
 
-def read_in_child(store: Any, keys: list[str], send: Any, before: frozenset[int]) -> None:
-    here = [store.get(key) for key in keys]
-    new = {id(store._tars._lock)} - before
-    send.send((here, bool(new), store._tars._process == os.getpid()))
-
-
 def test_a_fork_opens_its_own_files(prepared: Path) -> None:
     store = WebdatasetFileStore(prepared)
     keys = [f"dir/{i:04d}.json" for i in range(6)]
     here = [store.get(key) for key in keys]
-    context: Any = multiprocessing.get_context("fork")
-    receive, send = context.Pipe(duplex=False)
-    open_here = frozenset([id(store._tars._lock)])
-    child = context.Process(target=read_in_child, args=(store, keys, send, open_here))
-    child.start()
-    assert receive.poll(60)
-    assert receive.recv() == (here, True, True)
-    child.join()
-    assert child.exitcode == 0
+    assert is_true_in_fork(lambda: [store.get(key) for key in keys] == here)
     assert [store.get(key) for key in keys] == here
 
 
