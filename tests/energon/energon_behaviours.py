@@ -240,17 +240,6 @@ def endless_blend(tmp):
     return 270 <= sum(int(i) < 100 for i in run(ds, 400)) <= 330, len(ds)
 
 
-def pack_states(tmp):
-    def make():
-        settings = {"shuffle_buffer_size": 4, "max_samples_per_sequence": 3}
-        encoder = type("T", (DefaultTaskEncoder,), TRIPLES)()
-        return train(folder, 2, packing_buffer_size=7, task_encoder=encoder, **settings)
-
-    folder = texts(tmp / "d", 30)
-    pairs = [resumed(make, n) for n in (0, 1, 3, 5)]
-    return [tx(take(again, 6)) == tx(take(loader, 6)) for again, loader in pairs]
-
-
 def restored_packs(tmp):
     can, found, again = restored(packed(tmp, 9, **TRIPLES))
     same = [s.__restore_key__[0] == found[0].__restore_key__[0] for s in found]
@@ -323,28 +312,6 @@ def of_both(tmp, num_a, num_b, bs=None, **own):
     return get_loader(val(path, bs, split_part="val"))
 
 
-def passes_of_workers(tmp):
-    folder = texts(tmp / "d", 23)
-    once = {"repeat": False, "shuffle_buffer_size": 4, "max_samples_per_sequence": 3}
-    found = [nums(get_loader(train(folder, 3, num_workers=n, **once))) for n in (0, 1, 3)]
-    return [sorted(x, key=int) == [str(i) for i in range(23)] for x in found]
-
-
-def disjoint_ranks(tmp):
-    folder = texts(tmp / "d", 24)
-    loaders = [get_loader(train(folder, rank=r, world_size=3)) for r in range(3)]
-    found = [nums(take(loader, 8)) for loader in loaders]
-    return sorted(itertools.chain(*found), key=int) == [str(i) for i in range(24)]
-
-
-def two_epochs(tmp):
-    two(tmp, 4, 3)
-    blend = [{"path": "a", "repetitions": 2}, {"path": "b"}]
-    path = metadataset(tmp / "m.yaml", train={"blend_epochized": blend})
-    loader = get_loader(train(path, repeat=False))
-    return sorted(nums(loader)) == sorted(nums(loader))
-
-
 def nested_split(tmp):
     texts(tmp / "a", 30, ratio=True)
     metadataset(tmp / "i.yaml", foo={"path": "a", "split_part": "val"}, train={"path": "a"})
@@ -354,12 +321,6 @@ def nested_split(tmp):
 
 def indexed(self, s):
     return said(s, f"{self.current_batch_index}/{self.current_sample_index}")
-
-
-def packs_of_workers(tmp):
-    hooks = {"encode_sample": stateless(lambda self, s: s), "select_samples_to_pack": by(2)}
-    ds = packed(tmp, 20, None, 4, {"num_workers": 2}, pack_selected_samples=JOIN, **hooks)
-    return sorted([n for t in batches(ds) for n in t.split("+")], key=int)
 
 
 def unpacked(self, xs):
@@ -466,7 +427,6 @@ CASES = {
     "te_post_only": lambda t: batches(encoded(t, 4, 2, postencode_sample=plus("q"))),
     "te_pack": lambda t: batches(packed(t, 17, 2, **TRIPLES)),
     "te_pack_len": lambda t: len(packed(t, 17, 2, **TRIPLES)),
-    "te_pack_state": pack_states,
     "te_pack_restore_sample": restored_packs,
     "te_pack_empty_selection": lambda t: run(packed(
         t, 9, **{**TRIPLES, "select_samples_to_pack": lambda self, xs: []}
@@ -480,7 +440,6 @@ CASES = {
     ))),
     "te_types": own_types,
     "augment_te": augmented,
-    "pack_workers": packs_of_workers,
     "pack_post_fail": failing_post,
     "pack_skip_pack": lambda t: batches(packed(t, 5, None, 3, **SINGLE, pack_selected_samples=(
         stateless(lambda self, xs: skip_if(xs[0].text == "2", said(xs[0], xs[0].text)))
@@ -507,9 +466,6 @@ CASES = {
         (s.text, s.__subflavors__) for s in of_both(t, 2, 2, subflavors=True)
     ],
     "val_batches_mixed": lambda t: tx(of_both(t, 3, 3, 2)),
-    "repeat_false_workers": passes_of_workers,
-    "ranks_train_disjoint": disjoint_ranks,
-    "epochized_two_passes": two_epochs,
     "nested_split": nested_split,
     "sources_batch": lambda t: list(next(iter(get_loader(val(texts(t / "d", 4), 2)))).__sources__),
 }  # fmt: skip

@@ -57,8 +57,7 @@ def test_names_are_the_same_objects_under_both_names_and_none_is_shadowed():
     ]
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("is_regular", [False, True])
+@pytest.mark.parametrize(("when", "is_regular"), [("before", False), ("after", True)])
 def test_another_megatron_continues_to_work(tmp_path, when, is_regular):
     (tmp_path / "megatron/core").mkdir(parents=True)
     (tmp_path / "megatron/core/__init__.py").write_text("parallel_state = 5\n")
@@ -180,13 +179,11 @@ def test_a_command_is_written_but_never_over_another_one(tmp_path):
     assert "megatron.energon" in command.read_text()
 
 
-@pytest.mark.parametrize("words", [[], ["-m"], ["-m", "nothing_there"], ["-m", "nothing.there"]])
+@pytest.mark.parametrize("words", [["-m"], ["-m", "nothing_there"]])
 def test_what_cannot_run_is_refused(words):
     result = run_program(*AS, *words)
     assert result.returncode == 1
-    is_named = "nothing" in "".join(words)
-    assert ("No module named" if "." in words[-1:] else "no module" if is_named else "usage: python"
-            ).lower() in result.stderr.lower()  # fmt: skip
+    assert ("no module" if len(words) > 1 else "usage: python") in result.stderr.lower()
 
 
 @pytest.mark.processes

@@ -1,4 +1,4 @@
-"""How five public code bases use Energon, rewritten: imports, samples, encoders, loops, states.
+"""How three public code bases use Energon, rewritten: imports, samples, encoders, loops, states.
 
 Only `as_energon` stands between them and this library.
 """
@@ -9,8 +9,6 @@ import dataclasses
 import itertools
 import json
 import pickle
-import re
-from collections import UserDict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,20 +18,15 @@ import torch
 from megatron.energon import (
     Batch,
     CaptioningSample,
-    Cooker,
     DefaultTaskEncoder,
     LimitDataset,
-    MapDataset,
     MultiChoiceVQASample,
     OCRSample,
     RepeatDataset,
     Sample,
-    SampleDecoder,
     SimilarityInterleavedSample,
     VQASample,
     WorkerConfig,
-    __version__,
-    basic_sample_keys,
     batch_list,
     batch_pad_stack,
     get_loader,
@@ -41,14 +34,11 @@ from megatron.energon import (
     get_train_dataset,
     get_val_datasets,
 )
-from megatron.energon.av import AVDecoder
-from megatron.energon.edataclass import edataclass
 from megatron.energon.task_encoder.base import stateless
 
 from ..helpers import assert_same
 from .energon_data import (
     before_and_after,
-    caption,
     captions,
     class_of,
     metadataset,
@@ -237,69 +227,6 @@ def test_megatron_lm_multimodal(tmp_path, buffer, workers, is_blend):
     passes = [[batch["__key__"] for batch in val] for _ in range(2)]
     assert [len(batches) for batches in passes] == [6, 6]
     assert passes[0] == passes[1]
-
-
-# ---------------------------------------------------------------------- Megatron-LM, mimo example
-
-
-class BatchFeature(UserDict):
-    """What the processors of transformers return: a mapping that is no dict."""
-
-    def __getattr__(self, item):
-        try:
-            return self.data[item]
-        except KeyError:
-            raise AttributeError(item) from None
-
-
-def mimo_encoder():
-    class VLMTaskEncoder(DefaultTaskEncoder[VQASample, dict, dict, dict]):
-        def __init__(self, processor):  # calls no super().__init__()
-            self.processor = processor
-
-        @stateless
-        def encode_sample(self, sample: VQASample):
-            inputs = self.processor(images=sample.image, text=sample.context)
-            for key, value in inputs.items():
-                inputs[key] = value.squeeze(0)
-            inputs["labels"] = torch.full_like(inputs["input_ids"], -100)
-            return inputs
-
-        def batch(self, samples: list[dict]) -> dict:
-            batched: dict[str, Any] = {}
-            for key in samples[0].keys():  # noqa: SIM118 as they write it
-                values = [s[key] for s in samples if key in s and s[key] is not None]
-                if key in ("input_ids", "labels"):
-                    batched[key] = torch.nn.utils.rnn.pad_sequence(values, batch_first=True)
-                else:
-                    batched[key] = torch.stack(values)
-            return batched
-
-        def encode_batch(self, batch_data: dict) -> dict:
-            return {
-                "input_ids": batch_data["input_ids"],
-                "labels": batch_data.get("labels"),
-                "modality_inputs": {"images": {"pixel_values": batch_data["pixel_values"]}},
-            }
-
-    return VLMTaskEncoder
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("as_mapping", [dict, BatchFeature])
-def test_megatron_lm_mimo(tmp_path, as_mapping):
-    path = vqa(tmp_path / "ds")
-
-    def processor(images, text):
-        return as_mapping({"input_ids": torch.tensor([words(text)]), "pixel_values": images[None]})
-
-    worker_config = WorkerConfig.default_worker_config(0)
-    own = {"task_encoder": mimo_encoder()(processor), "worker_config": worker_config}
-    train_loader = get_loader(train_set(str(path), 8, **own), worker_config=worker_config)
-    assert len(train_loader) == 2
-    for batch in itertools.islice(train_loader, 3):
-        assert set(batch) == {"input_ids", "labels", "modality_inputs"}
-        assert batch["modality_inputs"]["images"]["pixel_values"].shape == (8, 3, 8, 12)
 
 
 # --------------------------------------------------------------------------------- Megatron-Bridge
@@ -501,104 +428,3 @@ def test_nemo(tmp_path, packing_buffer_size):
     assert set(batches[0]) == {"__keys__", "tokens", "media", "attention_mask"}
     assert_same(found, expected)
     assert len(list(itertools.islice(make("val"), 4))) == 4
-
-
-# ------------------------------------------------------- Megatron-LM, its newer multimodal encoder
-
-
-def test_megatron_lm_cookers_and_preencoding(tmp_path):
-    write_shards(tmp_path / "ds", 24, caption, maxcount=8)
-    config = {**class_of("CrudeWebdataset"), "subflavors": {"cook": "conversation"}}
-    prepared(tmp_path / "ds", config)
-    assert isinstance(__version__, str)
-
-    @edataclass
-    class ConversationSample(Sample):
-        conversation: list
-
-    @edataclass
-    class PreEncodedTaskSample(Sample):
-        tokens: torch.Tensor
-        image: Any
-        total_len: int
-
-    @edataclass
-    class PackedTaskSample(Sample):
-        __key__: list[str]
-        tokens: torch.Tensor
-        imgs: list
-        samples_seen: int
-
-    @edataclass
-    class BatchedPackedTaskSample(Batch):
-        tokens: torch.Tensor
-        samples_seen: int
-
-    @stateless
-    def cook_conversation(sample: dict) -> ConversationSample:
-        assert not isinstance(sample["jpg"], AVDecoder)
-        return ConversationSample(
-            **basic_sample_keys(sample), conversation=[sample["jpg"], sample["json"]["caption"]]
-        )
-
-    class MultiModalTaskEncoder(
-        DefaultTaskEncoder[ConversationSample, PackedTaskSample, BatchedPackedTaskSample, dict]
-    ):
-        decoder = SampleDecoder(image_decode="pil", guess_content=True)
-        cookers = [Cooker(cook_conversation, has_subflavors={"cook": "conversation"})]  # noqa: RUF012
-
-        @stateless(restore_seeds=True)
-        def preencode_sample(self, sample):
-            tokens = torch.tensor(words(sample.conversation[1]))
-            return PreEncodedTaskSample.derive_from(
-                sample, tokens=tokens, image=sample.conversation[0], total_len=len(tokens)
-            )
-
-        def select_samples_to_pack(self, samples):
-            samples = sorted(samples, key=lambda s: s.total_len)
-            return [samples[i : i + 4] for i in range(0, len(samples), 4)]
-
-        @stateless
-        def postencode_sample(self, sample):
-            sample.image = torch.from_numpy(np.array(sample.image))
-            return sample
-
-        @stateless
-        def pack_selected_samples(self, samples):
-            return PackedTaskSample(
-                __key__=[s.__key__ for s in samples],
-                __restore_key__=(),
-                __subflavors__=samples[0].__subflavors__,
-                __sources__=tuple(source for s in samples for source in s.__sources__),
-                tokens=torch.cat([s.tokens for s in samples]),
-                imgs=[s.image for s in samples],
-                samples_seen=len(samples),
-            )
-
-        def batch(self, samples):
-            flavors = [s.__subflavors__ for s in samples]
-            return BatchedPackedTaskSample(
-                **service(samples, __subflavors__=flavors, __sources__=()),
-                tokens=torch.cat([s.tokens for s in samples])[None],
-                samples_seen=sum(s.samples_seen for s in samples),
-            )
-
-        def encode_batch(self, batch):
-            return {
-                field.name: getattr(batch, field.name)
-                for field in dataclasses.fields(batch)
-                if not re.fullmatch("__(subflavors|sources|restore_key)__", field.name)
-            }
-
-    def make():
-        own = {"task_encoder": MultiModalTaskEncoder(), "packing_buffer_size": 8}
-        buffers = {"shuffle_buffer_size": 10, "max_samples_per_sequence": 10}
-        dataset = train_set(tmp_path / "ds", 1, **own, **buffers)
-        return get_savable_loader(
-            MapDataset(dataset, lambda batch: batch, worker_config=dataset.worker_config)
-        )
-
-    batches, expected, found = before_and_after(make, 3, 6)
-    assert set(batches[0]) == {"__key__", "tokens", "samples_seen"}
-    assert batches[0]["samples_seen"] == 4
-    assert_same(found, expected)

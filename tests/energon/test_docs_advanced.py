@@ -191,15 +191,6 @@ def test_epochized_blend_repeats_each_dataset(meta):
         assert (flavors.count("a"), flavors.count("b")) == (90, 40)
 
 
-def test_epochs_are_whole_and_virtual_ones_of_the_length_asked_for(root):
-    loader = shuffled(root / "a", repeat=False)
-    epochs = [keys_of(itertools.islice(loader, len(loader))) for _ in range(3)]
-    assert [len(set(epoch)) for epoch in epochs] == [30, 30, 30]
-    loader = shuffled(root / "a", virtual_epoch_length=3)
-    assert len(loader) == 3
-    assert [len(list(loader)) for _ in range(4)] == [3, 3, 3, 3]
-
-
 @pytest.mark.parametrize(
     ("inner", "outer", "expected"),
     [
@@ -242,21 +233,6 @@ def test_reproducible_scaling_yields_equal_global_batches(root):
         ]
 
     assert global_batches(2, 1) == global_batches(1, 2)
-
-
-def test_random_hooks_differ_between_ranks_and_are_resumed(root):
-    def encode_batch(self, batch):
-        return {"__key__": batch.__key__, "noise": random.random(), "t": torch.rand(()).item()}
-
-    def make(rank=0):
-        place = config(rank=rank, world_size=2)
-        hooks = encoder(encode_batch=encode_batch)
-        return shuffled(root / "a", worker_config=place, task_encoder=hooks)
-
-    first, expected, found = before_and_after(make, 5, 5)
-    assert found == expected
-    other = {batch["noise"] for batch in itertools.islice(make(1), 5)}
-    assert not {batch["noise"] for batch in first} & other
 
 
 @pytest.mark.parametrize("handler", [log_exception, reraise_exception])

@@ -213,49 +213,6 @@ def test_data_prep_sample_loader_next_to_the_yaml(tmp_path, monkeypatch):
     assert sample.words_boxes is None
 
 
-USER_CLASS = """
-from dataclasses import dataclass
-from megatron.energon import DefaultDecoderWebdatasetFactory, Sample
-
-@dataclass
-class ReversedSample(Sample):
-    text: str
-
-class ReversedWebdataset(DefaultDecoderWebdatasetFactory[ReversedSample]):
-    __sample_type__ = ReversedSample
-
-    def __init__(self, path, **kwargs):
-        super().__init__(path, **kwargs)
-
-    def load_sample(self, raw_data):
-        sample = super().load_sample(raw_data)
-        sample.text = sample.text[::-1]
-        return sample
-"""
-
-
-def test_data_prep_dataset_class_of_the_users(tmp_path, monkeypatch):
-    texts(tmp_path / "ds", 4)
-    (tmp_path / "users_reversed.py").write_text(USER_CLASS)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    own = {**class_of("ReversedWebdataset", "users_reversed"), "field_map": {"text": "txt"}}
-    (tmp_path / "ds/.nv-meta/dataset.yaml").write_text(json.dumps(own))
-    assert validated(tmp_path / "ds", split_part="train", trust=True)[0].text == "text 0 "[::-1]
-
-
-def test_data_prep_other_split_and_dataset_files(tmp_path):
-    meta = captions(tmp_path / "ds") / ".nv-meta"
-    other = {"sample_type": class_of("TextSample"), "field_map": {"text": "json[caption]"}}
-    (meta / "other.yaml").write_text(json.dumps(other))
-    (meta / "half.yaml").write_text(
-        "split_parts:\n  train: [parts/data-0.tar]\nexclude: [parts/data-0.tar/000003]\n"
-    )
-    half = {"split_config": "half.yaml", "dataset_config": "other.yaml"}
-    samples = list(get_loader(train_set(tmp_path / "ds", repeat=False, **half)))
-    assert {type(sample) for sample in samples} == {TextSample}
-    assert sorted(keys_of(samples)) == numbered(i for i in range(10) if i != 3)
-
-
 def test_shards_and_samples_are_excluded(tmp_path):
     meta = texts(tmp_path / "ds", 30) / ".nv-meta"
     counts = json.loads((meta / ".info.json").read_text())["shard_counts"]

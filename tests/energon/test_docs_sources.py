@@ -118,23 +118,6 @@ def test_jsonl_in_a_metadataset_with_subflavors(tmp_path):
     assert {s.text for s in found} == {f"{'a' if i < 4 else 'b'} {i}" for i in range(7)}
 
 
-def test_jsonl_names_pictures_of_an_auxiliary_dataset(tmp_path):
-    pictures(tmp_path / "pictures")
-    jsonl(tmp_path / "a.jsonl", [{"image": f"{i:06d}.jpg", "text": f"text {i}"} for i in range(6)])
-    leaf = {"path": "a.jsonl", "subflavors": {"x": 1}, "aux": {"pictures": "./pictures"}}
-    path = metadataset(tmp_path / "m.yaml", train=leaf)
-
-    @stateless
-    def cook(sample: dict, pictures: FileStore) -> CaptioningSample:
-        image = pictures.get(sample["json"]["image"], sample)
-        keys = basic_sample_keys(sample)
-        return CaptioningSample(**keys, image=image, caption=sample["json"]["text"])
-
-    samples = cooked(path, cook, decoder=SampleDecoder(image_decode="torchrgb8"), repeat=False)
-    found = [(sample.caption, int(sample.image[1, 0, 0])) for sample in samples]
-    assert found == [(f"text {i}", 2 * i) for i in range(6)]
-
-
 # ----------------------------------------------------------------------------------------- joins
 
 
@@ -146,11 +129,7 @@ def text_side(folder, *keys):
 
 JOINS = """
 from dataclasses import dataclass
-from megatron.energon import CaptioningSample, Sample, TextSample, edataclass
-
-@edataclass
-class CaptionOnly(Sample):
-    caption: str
+from megatron.energon import Sample, TextSample
 
 @dataclass
 class JoinedSample(Sample):
@@ -207,22 +186,6 @@ def test_joins_of_the_table(tmp_path, nonmatch, expected):
         return
     found = {sample.__key__: sample.texts for sample in read_join(tmp_path, node)}
     assert found == {key: [f"ds1 {key}", f"ds2 {key}", third] for key, third in expected.items()}
-
-
-@pytest.mark.usefixtures("my_joins")
-def test_a_join_makes_samples_of_a_type_of_energon(tmp_path):
-    keys = ["s1", "s2", "s3"]
-    write_keyed(tmp_path / "ds1", keys, lambda key: {"jpg": png(int(key[1:]))})
-    config = {"sample_type": class_of("ImageSample"), "field_map": {"image": "jpg"}}
-    prepared(tmp_path / "ds1", config)
-    write_keyed(tmp_path / "ds2", reversed(keys), lambda key: {"txt": f"caption {key}"})
-    config = {"sample_type": class_of("CaptionOnly", "my_joins"), "field_map": {"caption": "txt"}}
-    prepared(tmp_path / "ds2", config)
-    sides = [{"path": "ds1"}, {"path": "ds2"}]
-    found = read_join(tmp_path, {"join": sides, "joiner": class_of("CaptioningSample")})
-    assert {type(sample) for sample in found} == {CaptioningSample}
-    assert {s.__key__: s.caption for s in found} == {key: f"caption {key}" for key in keys}
-    assert all(sample.image.shape == (3, 8, 12) for sample in found)
 
 
 @pytest.mark.usefixtures("my_joins")
@@ -391,13 +354,6 @@ def test_clips_of_a_video(tmp_path):
     assert (found.video_width, found.video_height, found.video_num_frames) == (64, 48, 50)
     assert found.video_fps == 25
     assert abs(found.video_duration - 2) < 0.05
-
-
-def test_other_ways_to_decode_a_video(tmp_path):
-    found = part_of(tmp_path / "torch", "mp4", video(), av_decode="torch")
-    assert found.video_clips[0].shape == (50, 3, 48, 64)
-    found = part_of(tmp_path / "pyav", "mp4", video(), av_decode="pyav")
-    assert found.streams.video[0].codec_context.width == 64
 
 
 def test_sound_is_decoded(tmp_path):

@@ -12,16 +12,14 @@ from energon_lite import (
     FatalSampleError,
     IterMapDataset,
     MapDataset,
-    SkipSample,
     WorkerConfig,
-    get_savable_loader,
     stateless,
 )
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.errors import StateError
 from energon_lite.core.topology import Stream
 
-from ..helpers import ignore, in_file_order, number_of, through_json
+from ..helpers import ignore, in_file_order, number_of
 
 NUM_TEXTS = 20
 
@@ -37,21 +35,8 @@ def expanding(samples: Iterator[Any]) -> Iterator[str]:
             yield f"{number}.{part}"
 
 
-def backwards_by_four(samples: Iterator[Any]) -> Iterator[int]:
-    while held := list(itertools.islice(samples, 4)):
-        yield from (number_of(sample) for sample in reversed(held))
-
-
 def running_sum(samples: Iterator[Any]) -> Iterator[int]:
     yield from itertools.accumulate(map(number_of, samples))
-
-
-def test_function_may_drop_expand_and_hold_items_back(texts) -> None:
-    for is_stateless in (True, False):
-        dataset = IterMapDataset(in_file_order(texts), expanding, stateless_iter_fn=is_stateless)
-        assert list(dataset)[:6] == ["1.0", "2.0", "2.1", "3.0", "3.1", "3.2"]
-    found = list(IterMapDataset(in_file_order(texts), backwards_by_four))
-    assert found[:8] == [3, 2, 1, 0, 7, 6, 5, 4]
 
 
 def begun(dataset: Any, number: int) -> Any:
@@ -99,27 +84,6 @@ def test_length_is_what_its_function_returns(texts) -> None:
 
 
 @pytest.mark.parametrize("is_stateless", [True, False])
-def test_input_at_which_it_skips_or_fails_is_dropped_and_counted(texts, is_stateless) -> None:
-    def picky(samples: Iterator[Any]) -> Iterator[int]:
-        for sample in samples:
-            if number_of(sample) == 3:
-                raise SkipSample
-            yield 100 // (number_of(sample) - 7)
-
-    quiet = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=ignore)
-    dataset = IterMapDataset(
-        in_file_order(texts), picky, stateless_iter_fn=is_stateless, worker_config=quiet
-    )
-    run = StreamRun(dataset, Stream(0, 1), max_skip_rate=1)
-    assert len(list(run)) == 18
-    records = run.context.take_records()
-    assert [(record.sample_key, record.on_purpose) for record in records] == [
-        ("00003", True),
-        ("00007", False),
-    ]
-
-
-@pytest.mark.parametrize("is_stateless", [True, False])
 def test_one_item_starts_the_count_of_failures_again(texts, is_stateless) -> None:
     @stateless(failure_tolerance=2)
     def odd(samples: Iterator[Any]) -> Iterator[int]:
@@ -148,27 +112,6 @@ def test_errors_before_it_reads_and_from_below_end_the_run(texts) -> None:
         list(IterMapDataset(MapDataset(in_file_order(texts), from_below), numbers))
 
 
-@pytest.mark.parametrize(("function", "is_stateless"), [(numbers, False), (expanding, True)])
-def test_what_is_skipped_at_the_end_is_counted_once(texts, function, is_stateless) -> None:
-    dataset = IterMapDataset(
-        MapDataset(in_file_order(texts), without_last), function, stateless_iter_fn=is_stateless
-    )
-    run = StreamRun(dataset, Stream(0, 1))
-    assert list(run)
-    assert len(run.context.take_records()) == 3
-    resumed = StreamRun(dataset, Stream(0, 1))
-    resumed.restore(run.snapshot())
-    assert list(resumed) == []
-    assert resumed.context.take_records() == []
-
-
-@stateless
-def without_last(sample: Any) -> Any:
-    if number_of(sample) > 16:
-        raise SkipSample
-    return sample
-
-
 def test_function_that_yields_less_than_before_is_refused(texts) -> None:
     run = begun(IterMapDataset(in_file_order(texts), numbers), 9)
     shorter = IterMapDataset(in_file_order(texts), lambda samples: itertools.islice(samples, 4))
@@ -193,13 +136,3 @@ def test_settings_are_in_the_config_and_a_state_stays_short(texts) -> None:
     assert config["iter_map_fn_config"] == {"a": [1]}
     run = StreamRun(dataset, Stream(0, 1))
     assert max(len(json.dumps(run.snapshot().to_json())) for _ in run) < 200
-
-
-def test_a_loader_resumes_a_function_over_a_pass(texts) -> None:
-    def loader() -> Any:
-        return get_savable_loader(IterMapDataset(in_file_order(texts), running_sum))
-
-    first, resumed = loader(), loader()
-    head = list(itertools.islice(first, 5))
-    resumed.restore_state_rank(through_json(first.save_state_rank()))
-    assert head + list(resumed) == list(loader())
