@@ -54,7 +54,7 @@ def train(
         num_workers: how many there are.
         start_method: of the worker processes.
         payload: bytes of a batch.
-        way: how it leaves the loop: "sys.exit", "raise", "drop" (the loader), "circle" (a loader
+        way: how it leaves the loop: "sys.exit", "raise", "circle" (a loader
             that only the garbage collector finds), "with", "fall off" (the end of the program),
             "train" (never), "block" (nobody takes the batches).
         hook: "slow", for each sample; "sleep" for ever, or "compute" so that no other thread of
@@ -73,7 +73,7 @@ def train(
     report("starts")
     if not from_thread:
         loop(report, loader, way)
-        if way in ("drop", "circle"):
+        if way == "circle":
             del loader
         report("ends")
     else:

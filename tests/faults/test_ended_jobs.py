@@ -50,12 +50,10 @@ ENDS = {
     "Ctrl-C at the start": End({}, "start", (INT,), True, **CTRL_C),
     "two to the first process in the first batch":
         End({"hook": "slow"}, "first batch", (INT, INT), **CTRL_C),
-    "Ctrl-C in the loop": End({"payload": 3_000_000}, "body", (INT,), True, **CTRL_C),
     "two in the loop": End({"payload": 16_000}, "body", (INT, INT), True, **CTRL_C),
     "Ctrl-C at the end": End({"way": "fall off"}, "end", (INT,), True, codes=(-INT, 0)),
     "sys.exit": End({"way": "sys.exit", "payload": 200_000}, codes=(5,)),
     "exception": End({"way": "raise", "payload": 200_000}, codes=(1,), words="LookupError"),
-    "loader is dropped": End({"way": "drop", "payload": 200_000}),
     "loader in a circle": End({"way": "circle", "payload": 200_000}),
     "loader is shut down": End({"way": "with", "payload": 200_000}),
     "end of the program": End({"way": "fall off", "payload": 200_000}),
@@ -64,8 +62,6 @@ ENDS = {
         End({"way": "block", "payload": 2_000_000}, "body", (ALARM,), codes=(7,)),
     "killed while they sleep": End({"hook": "sleep"}, "asleep", (KILL,), codes=(-KILL,)),
     "killed while they compute": End({"hook": "compute"}, "asleep", (KILL,), codes=(-KILL,)),
-    "killed, trained in a thread":
-        End({"from_thread": True, "payload": 5_000_000}, "body", (KILL,), codes=(-KILL,)),
     "killed, blocked in a thread":
         End({"from_thread": True, "way": "block", "payload": 5_000_000}, "body", (KILL,),
             codes=(-KILL,)),

@@ -144,58 +144,6 @@ def test_a_row_without_a_sample_that_must_be_there_is_skipped(root: Path, tmp_pa
         assert found == [key for i, key in enumerate(keys_in_order()) if i not in lost]
 
 
-@edataclass
-class Three(Sample):
-    """Three texts."""
-
-    texts: tuple[str | None, ...]
-
-
-def three(*samples: TextSample | None) -> Three:
-    """Joins three texts."""
-    assert samples[0] is not None
-    return Three.derive_from(samples[0], texts=tuple(s and s.text for s in samples))
-
-
-SOME_KEYS = st.lists(st.sampled_from(KEYS[:8]), min_size=2, max_size=8, unique=True)
-MODES = st.sampled_from(["error", "skip", "none"])
-
-
-@settings(max_examples=10, deadline=None)
-@given(st.tuples(SOME_KEYS, SOME_KEYS, SOME_KEYS), st.tuples(MODES, MODES))
-def test_rows_of_three_datasets_are_those_of_a_plain_loop(
-    tmp_path_factory: pytest.TempPathFactory, keys: Any, modes: Any
-) -> None:
-    root = tmp_path_factory.mktemp("three")
-    for name, own in zip("abc", keys, strict=True):
-        texts(root / name, own)
-    primary, *others = keys
-    missing = any(
-        mode == "error" and not set(primary) <= set(own)
-        for own, mode in zip(others, modes, strict=True)
-    )
-    expected = [
-        tuple(f"{n}:{key}" if key in own else None for n, own in zip("abc", keys, strict=True))
-        for key in [*primary[::2], *primary[1::2]]
-        if all(key in own or mode != "skip" for own, mode in zip(others, modes, strict=True))
-    ]
-    inner = [load_factory(root / name, training=False, worker_config=ONE) for name in "abc"]
-
-    def join() -> Any:
-        made: JoinedWebdatasetFactory[Any] = JoinedWebdatasetFactory(
-            inner, training=False, worker_config=ONE, join_index=root, joiner=three,  # type: ignore[arg-type]
-            nonmatch=["error", *modes],
-        )  # fmt: skip
-        return made
-
-    if missing or not expected:
-        error = DatasetFormatError if missing else EmptyDatasetError
-        with pytest.raises(error, match=r"have no match here|has the same key"):
-            join()
-    else:
-        assert [row.texts for row in rows_of(join())] == expected
-
-
 def test_odd_keys_are_joined(tmp_path: Path) -> None:
     """Dots, blanks, folders above, letters of other scripts, and keys that begin alike."""
     keys = ["../up", "a b", "ä/é", "k", "k-1", "-1", "日本", "x" * 90, "d/../k", "1", "01"]

@@ -250,16 +250,6 @@ def test_ctrl_c_works_after_an_exception_at_any_moment(number) -> None:
         signal.raise_signal(signal.SIGINT)
 
 
-def test_a_block_that_was_not_left_holds_nothing_and_the_next_one_restores_all() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    DeferredSignals().__enter__()
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-    with DeferredSignals():
-        pass
-    assert signal.getsignal(signal.SIGINT) is before
-
-
 def test_all_signals_that_came_in_a_block_are_handled_though_one_raises() -> None:
     ran, held = [], []
 

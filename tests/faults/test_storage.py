@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
-import random
 import re
 import resource
 import shutil
@@ -75,7 +74,7 @@ def keys_in(batches: Any) -> list[str]:
     return [key for batch in batches for key in batch.__key__]
 
 
-@pytest.mark.parametrize(("name", "number"), [*zip(ERRORS, [1, 4] * 7, strict=True)])
+@pytest.mark.parametrize(("name", "number"), [("EIO", 1), ("ESTALE", 4)])
 def test_an_error_that_passes_costs_nothing(sound, storage, name, number, caplog) -> None:
     expected = keys_in(loader_of(sound))
     storage.fail(name, BROKEN, number, blocks=True)
@@ -86,7 +85,7 @@ def test_an_error_that_passes_costs_nothing(sound, storage, name, number, caplog
     assert f"{BROKEN} could be read at try {number + 1}, after " in line
 
 
-@pytest.mark.parametrize("name", ERRORS[::4])
+@pytest.mark.parametrize("name", ["EIO", "ENOMEM"])
 def test_an_error_that_stays_costs_the_shard_and_reports_the_number_of_tries(
     sound, storage, name, caplog
 ) -> None:
@@ -101,30 +100,14 @@ def test_an_error_that_stays_costs_the_shard_and_reports_the_number_of_tries(
     assert len(caplog.records) <= 2  # the first, and the tenth
 
 
-@pytest.mark.parametrize("name", ERRORS[1::5])
-def test_an_error_at_one_place_costs_the_sample_that_lies_there(sound, storage, name) -> None:
-    expected = keys_in(loader_of(sound))
-    bad = 7 * SAMPLE_BYTES + 600
-
-    def fault(path: str, start: int, stop: int) -> None:
-        if path.endswith(BROKEN) and start <= bad < stop:
-            raise error_of(name)
-
-    storage.fault = fault
-    loader = loader_of(sound)
-    assert keys_in(loader) == [key for key in expected if key != f"{2 * PER_SHARD + 7:05d}"]
-    assert loader.num_skipped == {"set/train": 1}
-
-
-@pytest.mark.parametrize("name", ["ESTALE", "EBADF", "EIO"])
-def test_a_descriptor_that_went_bad_is_opened_again(sound, storage, name) -> None:
+def test_a_descriptor_that_went_bad_is_opened_again(sound, storage) -> None:
     expected = keys_in(loader_of(sound))
     opened: list[str] = []
     storage.at_opening = opened.append
 
     def fault(path: str, start: int, stop: int) -> None:
         if sum(name == path for name in opened) < 3:
-            raise OSError(getattr(errno, name), "")
+            raise error_of("EBADF")
 
     storage.fault = fault
     loader = loader_of(sound)
@@ -154,21 +137,6 @@ def test_while_nothing_can_be_read_nothing_is_skipped_and_the_run_ends_with_one_
     resumed.restore_state_rank(state)
     assert found + keys_in(resumed) == expected
     assert found + keys_in(loader) == expected
-
-
-def test_an_outage_that_ends_costs_nothing(sound, storage, caplog) -> None:
-    expected = keys_in(loader_of(sound))
-    loader = loader_of(sound)
-    iterator = iter(loader)
-    found = keys_in([next(iterator) for _ in range(3)])
-
-    storage.fail("EIO", sound, until_sec=100)
-    assert found + keys_in(iterator) == expected
-    assert storage.waited_sec >= 100
-    assert loader.num_skipped == {}
-    began, ended = [record.getMessage() for record in caplog.records]
-    assert "waiting for 300 s at most" in began
-    assert "could be read at try" in ended
 
 
 def test_an_outage_may_end_while_it_is_probed(sound, storage, monkeypatch) -> None:
@@ -222,17 +190,6 @@ def no_status(storage: FailingStorage, folder: Path) -> None:
     storage.patch.setattr(os, "fstat", fault)
 
 
-def appears_late(storage: FailingStorage, folder: Path) -> None:
-    shard = folder / BROKEN
-    shard.rename(folder / "later")
-
-    def put_back(waited: float) -> None:
-        if waited > 1 and not shard.exists():
-            (folder / "later").rename(shard)
-
-    storage.while_waiting = put_back
-
-
 def cut_and_restored(storage: FailingStorage, folder: Path) -> None:
     """A copy over the shard: it is cut first, and is longer and longer then."""
     content = (folder / BROKEN).read_bytes()
@@ -276,28 +233,6 @@ def unmounted_and_mounted(storage: FailingStorage, folder: Path) -> None:
     storage.fault, storage.while_waiting = fault, mount
 
 
-def nothing_stays_well_for_long(storage: FailingStorage, folder: Path) -> None:
-    rng = random.Random(1)
-
-    def fault(path: str, start: int, stop: int) -> int | None:
-        if rng.random() < 0.3:
-            raise error_of(rng.choice(ERRORS))
-        return rng.choice([None, None, 5000])
-
-    storage.fault = fault
-
-
-def reads(function: Callable[[int], int | None]) -> Callable[[FailingStorage, Path], None]:
-    """For the first second, a read from a byte on finds so many bytes; None for all."""
-
-    def cause(storage: FailingStorage, folder: Path) -> None:
-        storage.fault = lambda path, start, stop: (
-            function(start) if storage.waited_sec < 1 else None
-        )
-
-    return cause
-
-
 def write_again(storage: FailingStorage, folder: Path) -> None:
     content = (folder / BROKEN).read_bytes()
     (folder / BROKEN).unlink()
@@ -305,9 +240,6 @@ def write_again(storage: FailingStorage, folder: Path) -> None:
 
 
 HEALING: dict[str, Callable[[FailingStorage, Path], Any]] = {
-    "short reads": lambda storage, _: setattr(storage, "fault", lambda *_: 700),
-    "reads find nothing, though the file has its length": reads(lambda start: 0),
-    "ends in the middle": reads(lambda start: max(0, 9 * SAMPLE_BYTES - start)),
     "index fails": lambda storage, _: storage.fail("EIO", ".idx", until_sec=1),
     "may not be opened": lambda storage, _: storage.fail("EACCES", BROKEN, until_sec=1),
     "too many files are open": lambda storage, folder: storage.fail("ENFILE", folder, until_sec=1),
@@ -318,12 +250,10 @@ HEALING: dict[str, Callable[[FailingStorage, Path], Any]] = {
         is_away=lambda: storage.waited_sec < 60 or storage.latest.endswith(BROKEN),
     ),
     "no status": no_status,
-    "appears late": appears_late,
     "deleted and written again": write_again,
     "cut and restored": cut_and_restored,
     "replaced by itself": replaced_by_itself,
     "unmounted and mounted": unmounted_and_mounted,
-    "nothing stays well for long": nothing_stays_well_for_long,
 }
 
 
@@ -450,8 +380,7 @@ def test_a_full_disk_costs_lines_of_the_skip_log_and_one_warning(sound, storage,
     assert len(lines) <= 2  # and the tenth
 
 
-@pytest.mark.parametrize("name", ["EIO", "ESTALE", "ETIMEDOUT"])
-def test_an_error_while_tars_are_indexed_fails_no_tar(tmp_path, storage, monkeypatch, name) -> None:
+def test_an_error_while_tars_are_indexed_fails_no_tar(tmp_path, storage, monkeypatch) -> None:
     folder = text_set(tmp_path / "set", 30, 3)
     expected = index_path(folder / "shard-001.tar").read_bytes()
     shutil.rmtree(folder / META)
@@ -461,7 +390,7 @@ def test_an_error_while_tars_are_indexed_fails_no_tar(tmp_path, storage, monkeyp
     def fails_sometimes(file: LocalFile, start: int, stop: int) -> bytes:
         if file.path.name == "shard-001.tar" and left[0]:
             left[0] -= 1
-            raise error_of(name)
+            raise error_of("ESTALE")
         return read(file, start, stop)
 
     monkeypatch.setattr(LocalFile, "read", fails_sometimes)
@@ -480,15 +409,14 @@ def test_an_error_that_stays_names_the_tar_that_cannot_be_indexed(tmp_path, monk
         prepared(tmp_path / "set", "TextSample", {"text": "txt"})
 
 
-@pytest.mark.parametrize("name", ERRORS[::5])
-def test_a_dataset_is_opened_though_its_files_fail_at_first(sound, storage, name) -> None:
+def test_a_dataset_is_opened_though_its_files_fail_at_first(sound, storage) -> None:
     expected = keys_in(loader_of(sound))
     failed: set[str] = set()
 
     def fails_once(path: str) -> None:
         if str(sound) in path and path not in failed:
             failed.add(path)
-            raise error_of(name, path)
+            raise error_of("EIO", path)
 
     storage.at_opening = fails_once
     assert keys_in(loader_of(sound)) == expected
