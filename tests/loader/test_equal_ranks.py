@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -119,11 +118,6 @@ def test_right_settings_begin(sets: Path, store: Any, first, second) -> None:
         loader = loader_of(sets / "a", rank, **settings)
         next(iter(loader))
         loader.shutdown()
-
-
-def test_no_rank_waits_for_another_one(sets: Path, store: Any) -> None:
-    batches = iter(loader_of(sets / "a", 0))
-    assert len(list(islice(batches, 20))) == 20
 
 
 def test_rank_that_looks_at_another_loader_first_is_no_error(sets: Path, store: Any) -> None:

@@ -113,11 +113,6 @@ def test_limit_of_0_and_none_is_none_and_a_long_one_changes_nothing(texts) -> No
         validation(texts, limit=-1)(WorkerConfig(rank=0, world_size=1, num_workers=0))
 
 
-def test_limit_counts_items_of_each_rank(texts) -> None:
-    run = Ranks(validation(texts, limit=2), 3, num_streams=3)
-    assert sorted(run.rest()) == list(range(6))
-
-
 # ------------------------------------------------------------------------------- virtual epochs
 
 

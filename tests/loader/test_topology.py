@@ -124,14 +124,6 @@ def test_ranks_that_all_have_rank_0_are_warned_once(texts, tmp_path) -> None:
     assert all(keys == (defaults[0], defaults[0]) for keys in copied)
 
 
-def test_default_number_of_streams_yields_to_that_of_the_checkpoint(texts) -> None:
-    make = train(texts[40])
-    first = Ranks(make, 2, num_streams=6)
-    first.steps(1)
-    resumed = Ranks(make, 1, states=first.save())
-    assert resumed.loaders[0].num_streams == 6
-
-
 def test_ranks_that_share_streams_log_what_it_costs(texts, caplog) -> None:
     run = Ranks(train(texts[40]), 3, num_streams=8)
     run.next(0)
