@@ -140,30 +140,39 @@ EVEN = {"short": 0.5, "long": 0.5}
 THIRDS = {"long/train": 1 / 3, "short/train": 1 / 3, "long/train#2": 1 / 3}
 
 
+EVEN_BLENDS = [
+    *((HALVES, EVEN, kind) for kind in (Lengths, Skipping, Expanding)),
+    (INDEXED, EVEN, DefaultTaskEncoder),
+]
+OTHER_BLENDS = [
+    (NESTED, {"s0": 0.25, "short": 0.25, "long": 0.5}, Lengths),
+    (INDEXED.replace("path: long}", "path: long, subset: {range: [40, 60]}}"), EVEN,
+     DefaultTaskEncoder),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("num_streams", [pytest.param(1, marks=pytest.mark.soak), 4])
 @pytest.mark.parametrize(
-    ("split", "expected", "encoder"),
+    ("split", "expected", "encoder", "error"),
     [
-        *((HALVES, EVEN, kind) for kind in (Lengths, Skipping, Expanding)),
-        (NESTED, {"s0": 0.25, "short": 0.25, "long": 0.5}, Lengths),
-        (INDEXED, EVEN, DefaultTaskEncoder),
-        (INDEXED.replace("path: long}", "path: long, subset: {range: [40, 60]}}"), EVEN,
-         DefaultTaskEncoder),
+        *((*blend, 0.05) for blend in EVEN_BLENDS),
+        *(
+            pytest.param(*blend, 0.01, marks=pytest.mark.soak)
+            for blend in EVEN_BLENDS + OTHER_BLENDS
+        ),
     ],
-)  # fmt: skip
-def test_shares_of_tokens_are_met_within_a_percent(
-    sets, split, expected, encoder, num_streams
-) -> None:
+)
+def test_shares_of_tokens_are_met(sets, split, expected, encoder, error, num_streams) -> None:
     run = Ranks(blend_of(sets, split, encoder), 1, num_streams=num_streams)
-    batches = run.slots(2000 if encoder is Expanding else 1200)
+    batches = run.slots(round((20 if encoder is Expanding else 12) / error))
     found = actual_tokens(batches.values(), encoder)
-    assert shares(found) == pytest.approx(expected, rel=0.01)
+    assert shares(found) == pytest.approx(expected, rel=error)
     stats = {name.split("/")[0]: own for name, own in run.loaders[0].stats().items()}
     assert run.loaders[0].stats().unit == "tokens"
-    assert {n: s.actual_share for n, s in stats.items()} == pytest.approx(expected, rel=0.01)
+    assert {n: s.actual_share for n, s in stats.items()} == pytest.approx(expected, rel=error)
     assert {n: s.target_share for n, s in stats.items()} == pytest.approx(expected)
     assert {n: s.tokens for n, s in stats.items()} == found
-    assert (sum(s.skipped for s in stats.values()) > 100) == (encoder is Skipping)
+    assert (sum(s.skipped for s in stats.values()) > 1 / error) == (encoder is Skipping)
 
 
 @pytest.mark.parametrize(
@@ -178,12 +187,12 @@ def test_sources_of_any_names_have_the_lengths_of_their_folder(sets, blend, expe
     split = f"unit: tokens\nlengths: tok\nblend: {blend}"
     loader = get_savable_loader(blend_of(sets, split, DefaultTaskEncoder, batch_size=1)(ONE))
     found = dict.fromkeys(expected, 0)
-    for batch in islice(loader, 1000):
+    for batch in islice(loader, 400):
         name = Path(batch.__sources__[0][0].dataset_path).name
         ((source, *_),) = leaves(batch.__restore_key__)
         found[source] += tokens_of(name, int(batch.__key__[0]))
     assert {name: s.tokens for name, s in loader.stats().items()} == found
-    assert shares(found) == pytest.approx(expected, rel=0.02)
+    assert shares(found) == pytest.approx(expected, rel=0.05)
 
 
 def errors_of(batches: Any, expected: dict[str, float]) -> list[float]:
@@ -206,7 +215,7 @@ def test_with_an_index_every_prefix_of_a_stream_is_within_one_longest_sample(
     split = INDEXED.replace("short}", "short, weight: 3}")
     make = blend_of(sets, split, DefaultTaskEncoder, batch_size=1)
     run = Ranks(make, 1, num_streams=num_streams)
-    batches = list(run.slots(1200).values())
+    batches = list(run.slots(400).values())
     expected = {"short": 0.75, "long": 0.25}
     for stream in range(num_streams):
         assert max(errors_of(batches[stream::num_streams], expected)) <= 1
