@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -17,6 +18,8 @@ _KINDS = (np.random.Generator, np.random.RandomState, random.Random, torch.Gener
 _GLOBAL = (np.random.mtrand._rand, random._inst, torch.default_generator)
 # Objects that are looked at, and parts of each: the vocabulary of a tokenizer has 100,000.
 _MOST, _MOST_PARTS = 5_000, 200
+# Their classes keep no generator of a user's, and lead to thousands of objects.
+_LIBRARIES = {*sys.stdlib_module_names, "energon_lite", "numpy", "torch"}
 
 
 def warn_of_own_generators(dataset: AnyDataset) -> None:
@@ -36,10 +39,16 @@ def warn_of_own_generators(dataset: AnyDataset) -> None:
             )
         elif gc.is_tracked(value) and id(value) not in seen and len(seen) < _MOST:
             seen[id(value)] = value
-            if isinstance(value, FunctionType):
-                parts = gc.get_referents(*value.__closure__ or ())
-            else:
-                parts = [] if isinstance(value, ModuleType) else gc.get_referents(value)
             if not isinstance(value, (dict, list, tuple)):
                 owner = getattr(value, "__qualname__", type(value).__name__)
-            waiting += [(owner, part) for part in parts[:_MOST_PARTS]]
+            waiting += [(owner, part) for part in _kept_in(value)[:_MOST_PARTS]]
+
+
+def _kept_in(value: Any) -> list[Any]:
+    """Returns what an object keeps; nothing of a module or a class of a library."""
+    if isinstance(value, FunctionType):
+        return gc.get_referents(*value.__closure__ or ())
+    if isinstance(value, type):
+        is_of_library = str(value.__module__).partition(".")[0] in _LIBRARIES
+        return [] if is_of_library else [*value.__bases__, *vars(value).values()]
+    return [] if isinstance(value, ModuleType) else gc.get_referents(value)
