@@ -236,7 +236,7 @@ def test_counts_are_the_contents_of_the_batches(sets: Path, kind: str) -> None:
     """On one and several ranks, and across two resumes on other ranks."""
     keys: list[Any] = []
     run = Ranks(maker(sets, kind), 2, num_streams=4)
-    for world_size, steps in ((2, 6), (1, 12), (4, 5)):
+    for world_size, steps in ((2, 4), (1, 8), (4, 3)):
         if keys:
             run = Ranks(maker(sets, kind), world_size, states=run.save())
         for batch in run.steps(steps).values():
@@ -246,7 +246,7 @@ def test_counts_are_the_contents_of_the_batches(sets: Path, kind: str) -> None:
                 tokens = sum(counts["tokens"] for counts in found.values())
                 assert tokens == batch.cu_seqlens[:, -1].sum()
         assert counted(run.loaders) == contents(keys)
-    assert sum(counts["samples"] for counts in contents(keys).values()) > 40
+    assert sum(counts["samples"] for counts in contents(keys).values()) > 20
 
 
 @pytest.mark.parametrize("kind", ["batches", "expanded", "split"])

@@ -328,7 +328,7 @@ def test_padding_can_be_made_again(roots, monkeypatch) -> None:
     found = run.one_pass()
     padding = [own[-1] for own in found if not own[-1].valid.any()]
     assert padding
-    for batch in padding:
+    for batch in padding[:3]:
         again = run.loaders[0].restore_sample(through_json(batch.__restore_key__))
         assert_same(again, batch)
 

@@ -154,7 +154,7 @@ def make(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@examples(6)
+@examples(3)
 @given(num_samples=st.sampled_from(SIZES), num_streams=st.integers(1, 12), validation=st.booleans())
 def test_no_pass_has_more_batches_and_nothing_is_read(
     folders, kind, num_samples, num_streams, validation

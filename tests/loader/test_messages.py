@@ -182,7 +182,7 @@ def test_batches_kept_at_random_stay_what_they_were(seed: int) -> None:
     numbers = random.Random(seed)
     kept: dict[int, Any] = {}
     with Line() as line:
-        for value in range(60):
+        for value in range(30):
             sizes = [int(10 ** numbers.uniform(0, 5.3)) for _ in range(numbers.randint(1, 4))]
             batch = [torch.full((size,), value % 251, dtype=torch.uint8) for size in sizes]
             arrays = [np.full(size, value % 251, np.uint8) for size in sizes]

@@ -67,11 +67,11 @@ def test_machine_reads_the_same_samples_in_all_epochs(blend, num_machines) -> No
 
 @pytest.fixture(scope="module")
 def unbroken(blend) -> Callable[[int], list[Any]]:
-    """Returns the texts of the first 240 slots of a run with a number of groups."""
+    """Returns the texts of the first 144 slots of a run with a number of groups."""
 
     def texts(groups: int) -> list[Any]:
         run = Ranks(grouped(blend, groups), 8, num_streams=STREAMS)
-        return [batch.text for batch in run.slots(240).values()]
+        return [batch.text for batch in run.slots(144).values()]
 
     return functools.cache(texts)
 
@@ -79,11 +79,11 @@ def unbroken(blend) -> Callable[[int], list[Any]]:
 @pytest.mark.parametrize(("machines", "ranks"), [(2, 2), (8, 2), (1, 1), (1, 3), (4, 4)])
 def test_run_resumes_on_other_machines(blend, unbroken, machines, ranks) -> None:
     run = Ranks(grouped(blend), 8, num_streams=STREAMS)
-    found = run.slots(96)
+    found = run.slots(48)
     resumed = Ranks(grouped(blend), machines * ranks, states=run.save())
-    found.update(resumed.slots(144))
-    assert sorted(found) == [*range(240)]
-    assert [found[slot].text for slot in range(240)] == unbroken(GROUPS)
+    found.update(resumed.slots(96))
+    assert sorted(found) == [*range(144)]
+    assert [found[slot].text for slot in range(144)] == unbroken(GROUPS)
     assert unbroken(GROUPS) != unbroken(1)
 
 
