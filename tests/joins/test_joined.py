@@ -238,7 +238,7 @@ def test_joined_source_obeys_the_laws(root: Path, nonmatch: str, settings: Any) 
     path = file_of(root, joined(root, nonmatch))
     settings = {"batch_size": None, **settings}
     dataset = get_train_dataset(path, worker_config=ONE, **settings)
-    check_dataset(dataset, num_streams=(2,), max_items=16)
+    check_dataset(dataset, num_streams=(2,), max_items=8)
 
 
 def test_subset_counts_rows_and_subsets_of_entries_count_samples(root: Path) -> None:

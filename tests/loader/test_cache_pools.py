@@ -197,7 +197,7 @@ def test_packs_of_lazy_values_keep_the_laws(folder: Path, batch_size: int | None
         folder / "data.yaml", split_part="train", worker_config=config, batch_size=batch_size,
         packing_buffer_size=8, task_encoder=LazyEncoder(),
     )  # fmt: skip
-    check_dataset(dataset, num_streams=(2,), max_items=12)
+    check_dataset(dataset, num_streams=(2,), max_items=6)
 
 
 @pytest.mark.processes
