@@ -3,8 +3,6 @@ from energon_lite.batching.fit import first_fit_decreasing as best_fit_decreasin
 from energon_lite.batching.lists import Lists as Packs
 from energon_lite.batching.rules import Packing
 from energon_lite.batching.stream import StreamingPacker, pack_stream
-from energon_lite.batching.window_packs import pack_planned
-from energon_lite.core.compiled import compile_all
 from energon_lite.extras.samplers.best import lower_bound, pack_best
 
 __all__ = [
@@ -12,12 +10,10 @@ __all__ = [
     "Packs",
     "StreamingPacker",
     "best_fit_decreasing",
-    "compile_all",
     "first_fit",
     "first_fit_decreasing",
     "lower_bound",
     "pack_best",
-    "pack_planned",
     "pack_stream",
     "sequential",
 ]

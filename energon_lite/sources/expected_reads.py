@@ -34,25 +34,19 @@ def _by_folder(dataset: AnyDataset) -> Iterator[tuple[Folder, list[_Found]]]:
     yield from found.items()
 
 
-def reads_of(
-    dataset: AnyDataset,
-    num_own: int,
-    num_streams: int,
-    found: list[_Found] | None = None,
-    num_ranks: int = 1,
+def _reads_of(
+    dataset: AnyDataset, found: list[_Found], slots: RankSlots, num_ranks: int
 ) -> list[ExpectedReads]:
-    """Returns what a process with `num_own` of all streams reads of some sources, or of all."""
-    if found is None:
-        found = [(source, source.reader.root) for source in sources_in(dataset)]
+    """Returns what a rank reads of some sources, on a machine of so many ranks."""
     samples = sum(facts.num_samples for facts in dataset.sources())
     drawn = dataset.expected(samples)
     total = sum(drawn.values()) or samples
     return [
         ExpectedReads(
             name, source.order.num_samples, source.num_bytes,
-            drawn.get(source.name, source.order.num_samples) / total, num_own,
-            source.order.window, source.order.slice_length(num_streams), source.order.interleave,
-            num_ranks,
+            drawn.get(source.name, source.order.num_samples) / total, len(slots.streams()),
+            source.order.window, source.order.slice_length(slots.num_streams),
+            source.order.interleave, num_ranks,
         )
         for source, name in found
     ]  # fmt: skip
@@ -67,7 +61,7 @@ def announce(dataset: AnyDataset, slots: RankSlots, node_groups: int = 1) -> Non
     for folder, found in _by_folder(dataset):
         num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or slots.world_size)
         nodes = slots.world_size // num_ranks
-        reads = reads_of(dataset, len(slots.streams()), slots.num_streams, found, num_ranks)
+        reads = _reads_of(dataset, found, slots, num_ranks)
         if (cache := current_cache()) and nodes > node_groups == 1 and not slots.rank:
             part = cache["max_bytes"] / sum(own.num_bytes for own in reads)
             logger.info(

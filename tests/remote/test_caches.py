@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
@@ -160,15 +161,19 @@ def test_what_is_read_ahead_leaves_the_cache_to_the_next_epoch(
     assert 1.5 * total < fetched < 1.75 * total
 
 
-def test_bytes_that_are_read_ahead_are_a_part_of_all() -> None:
+def test_bytes_that_are_read_ahead_are_a_part_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ahead(own: ExpectedReads, cache_bytes: int) -> tuple[int, int]:
+        monkeypatch.setenv("ENERGON_LITE_CACHE", json.dumps({"max_bytes": cache_bytes}))
+        return ahead_bytes([own])
+
     pictures = reads(num_bytes=400_000_000_000)  # of 40 KB
     assert ahead_bytes([pictures]) == (16 * MIB, 16 * 24 * MIB)
-    assert ahead_bytes([pictures], 24 << 30) == (16 * MIB, 16 * 24 * MIB)
-    assert ahead_bytes([pictures], 24 * 16 * MIB) == (MIB // 4, 16 * MIB)
+    assert ahead(pictures, 24 << 30) == (16 * MIB, 16 * 24 * MIB)
+    assert ahead(pictures, 24 * 16 * MIB) == (MIB // 4, 16 * MIB)
     ranks = reads(num_bytes=400_000_000_000, num_ranks=2)
-    assert ahead_bytes([ranks], 24 * 32 * MIB) == (MIB // 4, 16 * MIB)
-    assert ahead_bytes([pictures], 16 * MIB) == (40_000, 16 * 4 * 40_000)
-    assert ahead_bytes([reads(num_bytes=30_000, num_samples=20)])[1] == 30_000
+    assert ahead(ranks, 24 * 32 * MIB) == (MIB // 4, 16 * MIB)
+    assert ahead(pictures, 16 * MIB) == (40_000, 16 * 4 * 40_000)
+    assert ahead(reads(num_bytes=30_000, num_samples=20), 1 << 62)[1] == 30_000
 
 
 @pytest.mark.parametrize("is_full", ["at once", "soon"])

@@ -56,17 +56,16 @@ def staged(own: ExpectedReads) -> Staged:
     return Staged(min(own.num_bytes, int(live)), own.slice_length)
 
 
-def ahead_bytes(reads: Sequence[ExpectedReads], cache_bytes: int = 0) -> tuple[int, int]:
+def ahead_bytes(reads: Sequence[ExpectedReads]) -> tuple[int, int]:
     """Returns how many bytes are fetched ahead at a time.
 
     Args:
         reads: all datasets of a process.
-        cache_bytes: of the machine; by default of the cache that is set.
 
     Returns:
         The most that each stream may ask for; and what all streams of the process need at a time.
     """
-    cache_bytes = cache_bytes or (current_cache() or {"max_bytes": 1 << 62})["max_bytes"]
+    cache_bytes = (current_cache() or {"max_bytes": 1 << 62})["max_bytes"]
     streams = max(own.num_streams for own in reads)
     least = max(_FEWEST * own.num_bytes // own.num_samples for own in reads)
     part = max(least, cache_bytes // _CACHE_PART // (streams * reads[0].num_ranks))
