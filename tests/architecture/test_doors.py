@@ -28,7 +28,6 @@ DOOR = frozenset({"files", "format_", "found"})
 OWN_FILES: dict[str, str] = {
     "as_energon.py": "the program that it runs",
     "core/errors.py": "the log of skipped samples, and the folder of this package",
-    "extras/cli/wizard.py": "the terminal",
     "extras/energon/alias.py": "the command and the modules that it stands for",
     "extras/energon/epath.py": "paths of the user's program",
     "extras/inspect/mounting.py": "the folder that is mounted on",

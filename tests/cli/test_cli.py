@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 from energon_lite.extras.cli import app
 from energon_lite.extras.cli.commands import main
-from energon_lite.extras.cli.wizard import Answers, NoAnswerError
 from energon_lite.formats.nvmeta import (
     is_prepared,
     read_dataset_config,
@@ -272,19 +271,18 @@ def test_without_a_sample_type_energons_scripts_write_no_dataset_yaml(root):
     assert not (root / ".nv-meta/dataset.yaml").exists()
 
 
-def test_a_script_without_an_answer_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr("energon_lite.extras.cli.wizard.LIMIT_SEC", 0.05)
+@pytest.mark.parametrize(("answers", "option"), [("2,1,1\ny\n", "--sample-type"), ("", "--split")])
+def test_script_that_goes_silent_is_not_waited_for(root, monkeypatch, capsys, answers, option):
+    monkeypatch.setattr("energon_lite.extras.cli.wizard.LIMIT_SEC", 1)
     reading, writing = os.pipe()
-    with os.fdopen(reading) as stdin:
+    with os.fdopen(reading) as stdin, os.fdopen(writing, "w") as stdout:
         monkeypatch.setattr("sys.stdin", stdin)
-        os.write(writing, "é\nno\nhalf".encode())
-        answers = Answers(True)
-        assert answers.text("a?") == "é"
-        assert answers.yes("b?", default=True) is False
-        assert answers.text("c?") == "half"
-        with pytest.raises(NoAnswerError):
-            answers.text("d?")
-        os.close(writing)
+        stdout.write(answers)
+        stdout.flush()
+        with pytest.raises(SystemExit) as end:
+            app(["prepare", str(root)])
+    assert end.value.code == 2
+    assert option in capsys.readouterr().err
 
 
 def test_every_option_of_energon_is_known(root):

@@ -6,12 +6,11 @@ tar is indexed, and questions that an option answers are not asked.
 
 from __future__ import annotations
 
-import io
-import os
-import select
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import PurePath
 from typing import TypeVar
 
@@ -46,15 +45,11 @@ _IN_ENERGON = (
 
 
 class NoAnswerError(Exception):
-    """There is no answer: stdin has ended, or asking is forbidden."""
-
-
-class _AgainError(ValueError):
-    """An answer is not possible, and the next one counts, also in a script."""
+    """There is no answer: a script's stdin has ended or is silent, or asking is forbidden."""
 
 
 class Answers:
-    """Asks questions.
+    """Asks questions; a person at a terminal is asked until an answer is possible.
 
     Args:
         can_ask: whether questions are allowed at all.
@@ -66,46 +61,35 @@ class Answers:
         self._is_open = can_ask and sys.stdin is not None
         self._on_stderr = on_stderr
 
-    def say(self, text: str, nl: bool = True) -> None:
+    def say(self, text: str) -> None:
         """Prints what belongs to a question."""
         if self._is_open:
-            typer.echo(text, nl=nl, err=self._on_stderr)
-
-    def text(self, question: str) -> str:
-        """Asks, and returns the answer; "" for Enter alone.
-
-        Raises:
-            NoAnswerError: There is no answer.
-        """
-        self.say(question, nl=False)
-        line = self._line() if self._is_open else ""
-        if not (self._is_open and sys.stdin.isatty()):
-            self.say(line.rstrip("\n"))
-        if not line:
-            self._is_open = False
-            raise NoAnswerError
-        return line.strip()
+            typer.echo(text, err=self._on_stderr)
 
     def ask(self, question: str, parse: Callable[[str], T]) -> T:
-        """Asks until an answer is possible, and returns its value.
+        """Asks, and returns the value of the answer.
 
         Args:
             question: the question.
-            parse: returns the value of an answer; raises a ValueError where it has none, after
-                which a person at a terminal is asked again.
+            parse: returns the value; after a `typer.BadParameter` the next answer counts, also in
+                a script, and after another ValueError a person at a terminal is asked again.
 
         Raises:
             NoAnswerError: There is no answer.
             ValueError: The answer of a script is not possible.
         """
-        while True:
-            answer = self.text(question)
+
+        def value(answer: str) -> T:
             try:
-                return parse(answer)
+                return parse(answer.strip())
             except ValueError as error:
-                if not (isinstance(error, _AgainError) or sys.stdin.isatty()):
+                if not sys.stdin.isatty():
                     raise
-                self.say(f"{error}")
+                raise typer.BadParameter(str(error)) from None
+
+        ask = partial(typer.prompt, question, default="", show_default=False, value_proc=value)
+        found: T = self._answer(ask)
+        return found
 
     def yes(self, question: str, default: bool) -> bool:
         """Asks for a yes or a no, until one of them comes.
@@ -113,27 +97,28 @@ class Answers:
         Raises:
             NoAnswerError: There is no answer.
         """
+        return self._answer(partial(typer.confirm, question, default=default))
 
-        def parse(answer: str) -> bool:
-            if answer.lower() not in ("", "y", "yes", "n", "no"):
-                raise _AgainError("Please answer y or n")
-            return answer.lower().startswith("y") if answer else default
-
-        return self.ask(f"{question} [{'Y/n' if default else 'y/N'}]: ", parse)
-
-    def _line(self) -> str:
-        """Reads a line; of a stdin that is no terminal within a minute. "" at its end."""
+    def _answer(self, ask: Callable[..., T]) -> T:
+        if not self._is_open:
+            raise NoAnswerError
+        is_script = not sys.stdin.isatty()
+        if is_script:
+            signal.signal(signal.SIGALRM, _end)
+            signal.alarm(LIMIT_SEC)
         try:
-            descriptor = sys.stdin.fileno()
-        except io.UnsupportedOperation:  # no real file
-            return sys.stdin.readline()
-        limit, line = None if sys.stdin.isatty() else LIMIT_SEC, b""
-        while not line.endswith(b"\n") and select.select([descriptor], [], [], limit)[0]:
-            byte = os.read(descriptor, 1)  # what follows the line is left for the next question
-            if not byte:
-                break
-            line += byte
-        return line.decode("utf-8", "replace")
+            return ask(err=self._on_stderr)
+        except typer.Abort:
+            if not is_script:
+                raise
+            self._is_open = False
+            raise NoAnswerError from None
+        finally:
+            signal.alarm(0)
+
+
+def _end(*_: object) -> None:
+    raise EOFError
 
 
 def complete(
@@ -205,7 +190,7 @@ def _ask_split(names: Sequence[str], request: Request, answers: Answers) -> Requ
 
     answers.say(f"Found {len(names)} tar files in total. The first and last ones are:")
     answers.say(f"- {names[0]}\n- {names[-1]}")
-    question = 'Please enter a desired train/val/test split like "0.5, 0.2, 0.3" or "8,1,1": '
+    question = 'Please enter a desired train/val/test split like "0.5, 0.2, 0.3" or "8,1,1"'
     with _needed("--split-ratio", "shares of train,val,test, or give --split-parts"):
         return answers.ask(question, parse)
 
@@ -218,7 +203,9 @@ def _ask_type(config: PurePath, request: Request, answers: Answers) -> Request:
     def parse(answer: str) -> str:
         name = known[int(answer)] if answer.isdigit() and int(answer) < len(known) else answer
         if name not in known or name == _ABSTRACT:
-            raise _AgainError(f"{answer!r} is not a sample type of the list. Please try again.")
+            raise typer.BadParameter(
+                f"{answer!r} is not a sample type of the list. Please try again."
+            )
         return name
 
     what = f"one of {', '.join(names)}; or give --skip-dataset-yaml"
@@ -228,7 +215,7 @@ def _ask_type(config: PurePath, request: Request, answers: Answers) -> Request:
             for number, name in enumerate(known):
                 shown = "Crude sample (plain dict for cooking)" if name == CRUDE else name
                 answers.say(f"{number}. {shown}")
-            name = answers.ask("Please enter a number to choose a class: ", parse)
+            name = answers.ask("Please enter a number to choose a class", parse)
             return request._replace(sample_type=name, force_overwrite=True)
     return request
 
@@ -262,10 +249,10 @@ def _ask_field(spec: FieldSpec, parts: Sequence[str], answers: Answers) -> str:
             ways = FieldMap({spec.name: answer}, "").paths[spec.name] if answer else ()
             if any(way.part in parts for way in ways) or not (answer or spec.is_required):
                 return answer
-        raise _AgainError("That type doesn't exist in the WebDataset. Please try again.")
+        raise typer.BadParameter("That type doesn't exist in the WebDataset. Please try again.")
 
     optional = "" if spec.is_required else ", optional"
     return answers.ask(
-        f"Please enter a webdataset field name for {spec.name!r} ({spec.type_name}{optional}): ",
+        f"Please enter a webdataset field name for {spec.name!r} ({spec.type_name}{optional})",
         parse,
     )
