@@ -108,14 +108,6 @@ def test_a_prepared_folder_is_prepared_again_only_by_option(root):
     assert run("prepare", root, "--tar-index-only").exit_code == 0
 
 
-def test_a_dry_run_prints_what_it_would_write(root):
-    result = run("prepare", root, *TYPED, "--dry-run")
-    assert result.exit_code == 0
-    assert "Would prepare" in result.stdout
-    assert ".nv-meta/dataset.yaml" in result.stdout
-    assert not is_prepared(root)
-
-
 def test_only_the_tars_that_are_named_are_prepared(root):
     typed = [*TYPED, "--split-ratio", "1,0,0"]
     assert run("prepare", root, "shard-000{2..1}.tar", "*0.tar", *typed).exit_code == 0

@@ -378,17 +378,7 @@ def test_a_missing_end_mark_and_shards_in_no_split_part_are_a_warning(root):
     assert unused == "2 of 4 shards are in no split part"
 
 
-# Dry runs, indexes only
-
-
-def test_a_dry_run_checks_everything_and_writes_nothing(root):
-    report = prepare_dataset(root, **ALL_TRAIN, dry_run=True)
-    assert (report.is_dry_run, report.samples) == (True, 20)
-    assert files(root) == {}
-    assert not (root / ".nv-meta").exists()
-    break_tar(root, members=txt("00001"))
-    with pytest.raises(DatasetFormatError, match="'00001' is also in"):
-        prepare_dataset(root, **ALL_TRAIN, dry_run=True)
+# Indexes only
 
 
 def test_only_the_indexes_are_made_again_and_counts_corrected(root):
@@ -552,9 +542,8 @@ def test_tars_that_share_keys_are_written_again_only_on_wish(tmp_path, tar_forma
     write_equal_keys(tmp_path, tar_format)
     (tmp_path / "a/0.tar").chmod(0o640)
     before = {name: contents(tmp_path / name) for name in ("a/0.tar", "b/0.tar")}
-    for options in ({}, {"dry_run": True, "fix_duplicates": True}):
-        with pytest.raises(DatasetFormatError, match=r"'\./1' is also in .* Let --fix-duplicates"):
-            prepare_dataset(tmp_path, **ALL_TRAIN, **options)
+    with pytest.raises(DatasetFormatError, match=r"'\./1' is also in .* Let --fix-duplicates"):
+        prepare_dataset(tmp_path, **ALL_TRAIN)
     assert {name: contents(tmp_path / name) for name in before} == before
     report = prepare_dataset(tmp_path, **ALL_TRAIN, fix_duplicates=True)
     assert (report.samples, report.shards) == (6, 2)

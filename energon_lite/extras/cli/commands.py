@@ -86,7 +86,6 @@ def prepare(
     force_overwrite: bool = Option(
         False, "--force-overwrite", help="Prepare again, and replace existing configs."
     ),
-    dry_run: bool = Option(False, "--dry-run", help="Read and check all, write nothing."),
     non_interactive: bool = Option(False, "--non-interactive", help="Never ask."),
     follow_links: bool = Option(
         False, "--follow-links", help="Write also where links lead out of the folder."
@@ -109,7 +108,7 @@ def prepare(
         dataset_config=dataset_yaml_name, exclude=exclude,
         shuffle_seed=_ENERGON_SHUFFLE_SEED if shuffle_tars else None, follow_links=follow_links,
         force_overwrite=force_overwrite, paths=tars or None, num_workers=num_workers,
-        tar_index_only=tar_index_only, fix_duplicates=fix_duplicates, dry_run=dry_run,
+        tar_index_only=tar_index_only, fix_duplicates=fix_duplicates,
         media_filter=_media_filter(*media) if any(media) else None,
     )  # fmt: skip
     _prepare(path, request, not skip_dataset_yaml, non_interactive, as_json, progress)

@@ -29,11 +29,8 @@ def _amount(samples: int, shards: int) -> str:
 
 def prepared_text(report: PrepareReport) -> Iterator[str]:
     """Yields what `prepare_dataset` did."""
-    prepared, wrote = "Prepared", "wrote"
-    if report.is_dry_run:
-        prepared, wrote = "Would prepare", "would write"
     amount, size = _amount(report.samples, report.shards), size_text(report.size_bytes)
-    yield f"{prepared} {report.path}: {amount}, {size}"
+    yield f"Prepared {report.path}: {amount}, {size}"
     if report.resumed_shards:
         yield f"  read by an earlier run: {counted(report.resumed_shards, 'shard')}"
     for name, split in report.splits.items():
@@ -45,11 +42,11 @@ def prepared_text(report: PrepareReport) -> Iterator[str]:
     yield "  parts: " + ", ".join(first_of(parts, 10))
     if report.media_files is not None:
         yield f"  media metadata of {counted(report.media_files, 'file')}"
-    yield f"  {wrote} {', '.join(report.written)}"
+    yield f"  wrote {', '.join(report.written)}"
     yield from (f"  warning: {warning}" for warning in report.warnings)
-    if not report.is_dry_run:  # the last line is Energon's, which scripts look for
-        is_file = format_of(report.path).only_part is not None
-        yield f"Done. Found {counted(report.samples, 'sample')}." if is_file else "Done"
+    is_file = format_of(report.path).only_part is not None
+    # This line is Energon's, which scripts look for.
+    yield f"Done. Found {counted(report.samples, 'sample')}." if is_file else "Done"
 
 
 def media_text(report: MediaReport) -> Iterator[str]:

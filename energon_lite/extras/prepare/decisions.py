@@ -250,7 +250,6 @@ class Request(NamedTuple):
     num_workers: int | None = None
     tar_index_only: bool = False
     fix_duplicates: bool = False
-    dry_run: bool = False
     progress: Callable[[Progress], None] | None = None
     watch: Watch = unwatched
     media_filter: MediaFilterConfig | None = None

@@ -64,12 +64,11 @@ def prepare_lines(path: str | os.PathLike[str], request: Request | None = None) 
         count = f"{lines.num_broken:,} of {num_samples:,} lines are no JSON objects"
         what = "no line is a JSON object" if lines.num_broken == num_samples else count
         raise DatasetFormatError(f"{file}: {what}, from {{ to }}; {ONE_OBJECT_PER_LINE}")
-    if not request.dry_run:
-        write_line_index(file, lines.offsets)
+    write_line_index(file, lines.offsets)
     return PrepareReport(
         file, shards=1, samples=num_samples, size_bytes=size, splits={},
         parts={"json": num_samples}, resumed_shards=0, written=(line_index_path(file).name,),
-        warnings=_broken_lines(lines), is_dry_run=request.dry_run,
+        warnings=_broken_lines(lines),
     )  # fmt: skip
 
 

@@ -27,10 +27,9 @@ class PrepareReport:
         splits: size of each split part; empty with `tar_index_only`.
         parts: number of members by part name.
         resumed_shards: tars that an earlier, unfinished run had read.
-        written: files that were written (or would be), relative to `path`; the indexes of the
-            tars are one entry.
+        written: files that were written, relative to `path`; the indexes of the tars are one
+            entry.
         warnings: what is odd but no error.
-        is_dry_run: whether nothing was written.
         media_files: number of files with media metadata; None where none were asked for.
     """
 
@@ -43,7 +42,6 @@ class PrepareReport:
     resumed_shards: int
     written: tuple[str, ...]
     warnings: tuple[str, ...]
-    is_dry_run: bool
     media_files: int | None = None
 
     def to_json(self) -> dict[str, Any]:

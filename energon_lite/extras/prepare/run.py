@@ -16,10 +16,9 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePath
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from energon_lite.core.errors import DatasetFormatError
@@ -156,7 +155,6 @@ def prepare_dataset(
     tar_index_only: bool = False,
     fix_duplicates: bool = False,
     force_overwrite: bool = False,
-    dry_run: bool = False,
     progress: Callable[[decisions.Progress], None] | None = None,
     paths: Iterable[str | os.PathLike[str]] | None = None,
     follow_links: bool = False,
@@ -181,7 +179,6 @@ def prepare_dataset(
         fix_duplicates: where tars have samples of the same key, writes new tars with
             `<tar>/<name>` as the names of members. The old ones stay, as `<tar>.orig`.
         force_overwrite: prepares again, and replaces existing configs.
-        dry_run: reads and checks everything, writes nothing.
         progress: called after each shard.
         paths: only these tars, in this order: names in the folder, brace patterns, globs. With
             `tar_index_only` only where it is not prepared: then indexes are all that is written.
@@ -197,8 +194,8 @@ def prepare_dataset(
     request = decisions.Request(
         split_ratio, split_parts, sample_type, field_map, split_config, dataset_config, exclude,
         shuffle_seed, force_overwrite, paths, follow_links=follow_links, num_workers=num_workers,
-        tar_index_only=tar_index_only, fix_duplicates=fix_duplicates, dry_run=dry_run,
-        progress=progress, media_filter=media_filter,
+        tar_index_only=tar_index_only, fix_duplicates=fix_duplicates, progress=progress,
+        media_filter=media_filter,
     )  # fmt: skip
     return prepare_as(path, request)
 
@@ -216,25 +213,20 @@ def prepare_folder(path: PurePath, request: decisions.Request) -> PrepareReport:
     if request.fix_duplicates and not files.is_local(root):
         raise ValueError(f"{root}: fix_duplicates (--fix-duplicates) writes tars again; copy them")
     plan = (decisions.plan_again if request.tar_index_only else decisions.make_plan)(root, request)
-    dry_run = request.dry_run
-    if not (dry_run or request.follow_links):
+    if not request.follow_links:
         check_places(plan)
-    with files.errors_of(root), ExitStack() as stack:
-        if dry_run:
-            folder = Path(stack.enter_context(TemporaryDirectory(prefix="energon-lite-")))
-        else:
-            folder = stack.enter_context(partial_folder(plan))
+    with files.errors_of(root), partial_folder(plan) as folder:
         try:
             results = read_shards(plan, folder)
         except SharedKeysError:
-            if dry_run or not request.fix_duplicates:
+            if not request.fix_duplicates:
                 raise
             # What would be refused afterwards is refused before a tar is replaced.
             _odd_parts(plan, folder, read_shards(plan, folder, is_renamed=True))
             _rename(plan)
             results = read_shards(plan, folder)
         odd = _odd_parts(plan, folder, results)
-        dropped = 0 if dry_run else _commit(plan, folder, results)
+        dropped = _commit(plan, folder, results)
     return _report(plan, results, dropped, odd)
 
 
@@ -398,7 +390,6 @@ def _report(
         resumed_shards=sum(result.is_resumed for result in results),
         written=("*.tar.idx", *(f"{META}/{name}" for name in (*written, STORED_OFFSETS))),
         warnings=tuple(warnings),
-        is_dry_run=plan.request.dry_run,
         media_files=None if plan.request.media_filter is None else media_files,
     )
 
