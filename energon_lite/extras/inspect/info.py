@@ -98,9 +98,8 @@ def file_info(path: PurePath, **_: Any) -> dict[str, Any]:
 
 
 def _size(root: PurePath, info: DatasetInfo) -> int | None:
-    with suppress(FileNotFoundError):
-        return sum(files.size_of(root / shard) for shard in info.shard_counts)
-    return None
+    sizes = files.sizes_of(root, info.shard_counts)
+    return None if -1 in sizes else sum(sizes)
 
 
 def _dataset(root: PurePath, config: str | None) -> dict[str, Any] | None:

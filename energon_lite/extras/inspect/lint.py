@@ -44,7 +44,7 @@ from energon_lite.metadataset.read import is_metadataset, read_metadataset, spli
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.misfits import misfits
 from energon_lite.storage.byte_file import NotLocalError
-from energon_lite.storage.files import is_there, size_of
+from energon_lite.storage.files import is_there, sizes_of
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.yaml import load_yaml
 
@@ -422,7 +422,7 @@ def _check_parts(
 def _most_samples(root: PurePath, part: SplitPart) -> int:
     """Returns how many samples the tars may have at most, each of which has a header."""
     with contextlib.suppress(OSError):  # reported where the tars are checked
-        return sum(size_of(root / shard) for shard in part.shards) // BLOCK
+        return sum(sizes_of(root, part.shards)) // BLOCK
     return 1
 
 

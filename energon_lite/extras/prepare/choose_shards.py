@@ -234,20 +234,20 @@ def find_shards(
     return [Shard(name, root / name) for name in names]
 
 
-def size_of(shard: Shard) -> int:
-    """Returns the size of a tar.
+def size_of_all(root: PurePath, shards: Sequence[Shard]) -> int:
+    """Returns the size of all tars of a folder.
 
     Raises:
-        FileNotFoundError: It is a link that leads nowhere.
+        FileNotFoundError: One is a link that leads nowhere.
     """
-    try:
-        return files.size_of(shard.path)
-    except FileNotFoundError:
-        to = files.resolved(shard.path)
+    sizes = files.sizes_of(root, [shard.name for shard in shards])
+    if -1 in sizes:
+        path = shards[sizes.index(-1)].path
         raise FileNotFoundError(
-            f"{shard.path} is a link to {to}, which is not there; remove the link, or exclude it "
-            "(--exclude)"
-        ) from None
+            f"{path} is a link to {files.resolved(path)}, which is not there; remove the link, or "
+            "exclude it (--exclude)"
+        )
+    return sum(sizes)
 
 
 def _named_shards(root: PurePath, paths: Iterable[str | os.PathLike[str]]) -> list[str]:

@@ -26,7 +26,7 @@ from energon_lite.formats.field_access import (
     mappable_fields,
     spelled,
 )
-from energon_lite.storage.files import is_there, read_file
+from energon_lite.storage.files import is_there, read_file, sizes_of
 from energon_lite.storage.yaml import dump_config
 
 CRUDE = "CrudeWebdataset"
@@ -328,7 +328,8 @@ def plan_again(root: PurePath, request: Request) -> Plan:
     if request.paths is not None and not nvmeta.is_prepared(root):
         return Plan(root, request, find_shards(root, None, request.paths), None, None, texts, None)
     counts = nvmeta.read_info(root).shard_counts
-    missing = [name for name in counts if not is_there(root / name)]
+    sizes = zip(counts, sizes_of(root, counts), strict=True)
+    missing = [name for name, size in sizes if size < 0]
     if missing:
         raise FileNotFoundError(
             f"{root / missing[0]} is listed in {nvmeta.META}/{nvmeta.INFO_JSON} but does not exist "

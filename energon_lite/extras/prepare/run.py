@@ -25,7 +25,7 @@ from energon_lite.core.errors import DatasetFormatError
 from energon_lite.extras.media.av_streams import INSTALL
 from energon_lite.extras.media.media_headers import MediaFilterConfig
 from energon_lite.extras.prepare import decisions
-from energon_lite.extras.prepare.choose_shards import Ratio, Shard, data_root, size_of
+from energon_lite.extras.prepare.choose_shards import Ratio, Shard, data_root, size_of_all
 from energon_lite.extras.prepare.index_writer import keep_media, new_index, read_offsets
 from energon_lite.extras.prepare.indexing import ORIGINAL, ShardResult, index_shard, rename_samples
 from energon_lite.extras.prepare.odd_parts import odd_parts
@@ -240,7 +240,7 @@ def read_shards(plan: decisions.Plan, folder: Path, is_renamed: bool = False) ->
     """
     index = partial(index_shard, media_filter=plan.request.media_filter)
     tasks = [(shard, folder) for shard in plan.shards]
-    num_bytes = sum(map(size_of, plan.shards))
+    num_bytes = size_of_all(plan.root, plan.shards)
     return read_all(plan, folder, index, tasks, num_bytes, is_renamed=is_renamed)
 
 

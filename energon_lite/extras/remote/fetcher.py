@@ -71,7 +71,7 @@ class Fetcher:
             process = struct.unpack("3i", peer)[0]
             if process not in self._processes:
                 self._processes.add(process)
-                self._transfers.listings.expire()
+                self._transfers.statuses.expire()
             with client, client.makefile("rwb") as stream:
 
                 def beat() -> None:
@@ -112,19 +112,19 @@ class Fetcher:
         if kind == "write":
             data = Path(request["file"]) if "file" in request else stream.read(request["size"])
             over = request.get("over", object_stores.ANY)
-            transfers.listings.forget(address)
+            transfers.statuses.forget(address)
             return _after(
                 lambda: retried(lambda: object_stores.write_whole(address, data, over)), beat
             )
         if kind == "remove":
-            transfers.listings.forget(address)
+            transfers.statuses.forget(address)
             return _after(lambda: retried(lambda: object_stores.remove(address)), beat)
         if kind == "entries":
             return _after(lambda: retried(lambda: object_stores.names_below(address)), beat)
-        known = [*map(transfers.listings.known, request["addresses"])]
+        known = [*map(transfers.statuses.known, request["addresses"])]
         if all(known):
             return {"value": known}
-        return _after(lambda: transfers.listings.statuses(request["addresses"]), beat)
+        return _after(lambda: transfers.statuses.of(request["addresses"]), beat)
 
 
 def _after(call: Callable[[], Any], beat: Callable[[], None]) -> Any:

@@ -178,7 +178,7 @@ def facts_of(address: str) -> Facts | None:
     if found["e_tag"] is None and isinstance(objects, (store.S3Store, store.GCSStore)):
         text = "the answer has no ETag, so it may be from a proxy and not from the store"
         raise OSError(errno.EIO, f"{text}; check the endpoint", address)
-    return _facts_in(found)
+    return Facts(found["size"], found["e_tag"], None if found["e_tag"] else found["version"])
 
 
 def names_below(address: str, most: int | None = None) -> list[str]:
@@ -192,34 +192,6 @@ def names_below(address: str, most: int | None = None) -> list[str]:
         found = objects.list_with_delimiter(prefix or None)
     folders = [f"{name.rstrip('/')}/" for name in found["common_prefixes"]]
     return [name[len(prefix) :] for name in (*folders, *(o["path"] for o in found["objects"]))]
-
-
-def facts_below(folder: str, most: int) -> tuple[dict[str, Facts], set[str], bool]:
-    """Lists a folder.
-
-    Returns:
-        Facts about the objects in it, by address; the addresses of folders in it; and whether these
-        are all, or those among the first objects below it, about `most`.
-    """
-    objects, key = _object_at(folder)
-    prefix, found, folders = f"{key}/" if key else "", dict[str, Facts](), set[str]()
-    with _errors_of(folder):
-        for page in objects.list(prefix or None, chunk_size=min(most, 1000)):
-            for entry in page:
-                name, mark, _ = entry["path"][len(prefix) :].partition("/")
-                if mark:
-                    folders.add(f"{folder}/{name}")
-                else:
-                    found[f"{folder}/{name}"] = _facts_in(entry)
-            most -= len(page)
-            if most <= 0:
-                return found, folders, False
-    return found, folders, True
-
-
-def _facts_in(entry: Any) -> Facts:
-    """Returns facts; lists have no versions, so these count only where there is no ETag."""
-    return Facts(entry["size"], entry["e_tag"], None if entry["e_tag"] else entry["version"])
 
 
 def read_range(address: str, start: int, stop: int, e_tag: str | None) -> Any:

@@ -18,16 +18,14 @@ from typing import Any
 from energon_lite.extras.remote import object_stores
 from energon_lite.extras.remote.copies import GRANULE, WritableCopy, bytes_beside, is_sound, path_of
 from energon_lite.extras.remote.kept_ranges import KeptRanges, Range
-from energon_lite.extras.remote.listings import Listings, status_in
 from energon_lite.extras.remote.retries import retried
 from energon_lite.extras.remote.staging import NOW, PIECE_BYTES
+from energon_lite.extras.remote.statuses import Statuses
 from energon_lite.extras.stores.owned_folders import (
     OwnedFolder,
     private_folder,
     remove_dead_folders,
 )
-from energon_lite.formats.nvmeta import INDEX_SQLITE
-from energon_lite.formats.stored_offsets import STORED_OFFSETS
 
 # Requests in flight; with fewer, a network of 30 ms is not filled by pictures of 75 KB.
 _NUM_THREADS = 128
@@ -38,8 +36,6 @@ _QUEUED_PART = 16
 _LATER_BYTES = 1 << 20
 # A client that waits hears so often that its fetcher lives. [Unit: second]
 BEAT_SEC = 2.0
-# The largest metadata that are fetched ahead.
-_MOST_AHEAD_BYTES = 16 << 20
 # Where bytes lie if a disk is full, and how many of them.
 _MEMORY, _MEMORY_BYTES = Path("/dev/shm"), 1 << 30
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -125,14 +121,14 @@ class Transfers:
 
     Attributes:
         folder: of the copies that are made now.
-        listings: facts about objects.
+        statuses: facts about objects.
         warning: what the user should know; empty if nothing.
     """
 
     warning = ""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        self.listings = Listings(self._prefetch_metadata)
+        self.statuses = Statuses()
         self.folder, self._asked_bytes = folder, max_bytes
         self._memory: OwnedFolder | None = None
         self._lock = threading.Lock()
@@ -197,16 +193,6 @@ class Transfers:
         with self._lock:
             if request["rank"] == NOW or self._queued_bytes <= self._kept.max_bytes // _QUEUED_PART:
                 self._queue_range(request, request["rank"])
-
-    def _prefetch_metadata(self, facts: dict[str, object_stores.Facts]) -> None:
-        """Queues the small files of a folder `.nv-meta`: who asks for one needs others, too."""
-        for address, own in facts.items():
-            folder, _, name = address.rpartition("/")
-            is_unused = name == INDEX_SQLITE and f"{folder}/{STORED_OFFSETS}" in facts
-            is_meta = folder.endswith("/.nv-meta") and not is_unused
-            if is_meta and 0 < own.size_bytes <= _MOST_AHEAD_BYTES:
-                whole = {"address": address, "start": 0, "stop": own.size_bytes, "rank": NOW}
-                self.hint({**whole, **status_in(own)})
 
     def _queue_range(self, request: Any, rank: int) -> list[_Job]:
         jobs = self._copy_of(request).jobs_for(request["start"], request["stop"])
@@ -325,7 +311,7 @@ class Transfers:
             text = f"{error.strerror} in {copy.path.parent}; free some space, or set TMPDIR"
             job.error = error if error.filename else OSError(error.errno, text, copy.address)
             if error.errno == errno.ESTALE:
-                self.listings.forget(copy.address)
+                self.statuses.forget(copy.address)
         except Exception as error:
             job.error = OSError(errno.EIO, f"{type(error).__name__}: {error}", copy.address)
         with self._lock:

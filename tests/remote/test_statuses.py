@@ -21,9 +21,8 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("store", ["s3", "http"])
 def test_opening_asks_for_all_shards_at_once(
-    server: Server, tmp_path: Path, monkeypatch: Any, store: str
+    server: Server, tmp_path: Path, monkeypatch: Any
 ) -> None:
     text_set(tmp_path / "many", 200, 100)
     asked, send = Counter[str](), _Connection.send
@@ -36,12 +35,11 @@ def test_opening_asks_for_all_shards_at_once(
     with Server(root=tmp_path) as other:
         monkeypatch.setenv("AWS_ENDPOINT_URL", other.url)
         monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
-        address = "s3://bucket" if store == "s3" else f"{other.url}/bucket"
-        dataset = making(f"{address}/many")(ONE)
+        dataset = making("s3://bucket/many")(ONE)
         at_opening, num_requests = dict(asked), len(other.log())
         batch = next(iter(get_savable_loader(dataset)))
     assert len(batch.text) == 2
     assert 1 <= at_opening["statuses"] < 10
     assert sum(at_opening.values()) < 20
-    assert num_requests < (15 if store == "s3" else 100 + 20)
+    assert num_requests < 100 + 20
     assert asked["ensure"] < 10
