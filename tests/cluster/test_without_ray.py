@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from energon_lite import DefaultTaskEncoder, RayWorkers
-from energon_lite.extras.cli import app
 
 from ..loader.workers import loader_of
 
@@ -37,10 +34,3 @@ def test_numbers_that_cannot_be_are_refused(settings: dict[str, Any], text: str)
 def test_loader_names_what_to_install(texts: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(ImportError, match=INSTALL):
         next(iter(loader_of(texts, DefaultTaskEncoder(), **settings)))
-
-
-@WITHOUT_RAY
-def test_command_names_what_to_install(texts: Path) -> None:
-    found = CliRunner().invoke(app, ["lint", str(texts), "--ray", "auto"])
-    assert found.exit_code == 1
-    assert re.search(f"^Error: {INSTALL}$", found.stderr, re.M)

@@ -75,7 +75,6 @@ def prepare(
         None, help="Regex; tars whose relative path holds a match are skipped."
     ),
     num_workers: int | None = options.NUM_WORKERS,
-    ray: str | None = options.RAY,
     shuffle_tars: bool = Option(False, "--shuffle-tars", help="Before the ratio split."),
     tar_index_only: bool = Option(
         False, "--tar-index-only", help="Only index a prepared dataset again."
@@ -98,7 +97,7 @@ def prepare(
     progress: bool | None = options.PROGRESS,
 ) -> None:
     """Indexes the tars of a folder and writes its .nv-meta, or indexes a file of samples."""
-    del tmp_path, ray
+    del tmp_path
     media = (media_by_glob, media_by_header, media_by_extension)
     if tar_index_only and any(media):
         text = "not with --tar-index-only; run `energon-lite prepare-media` after it"
@@ -121,13 +120,12 @@ def prepare_media(
     by_header: bool = options.MEDIA_BY_HEADER,
     by_extension: bool = options.MEDIA_BY_EXTENSION,
     num_workers: int | None = options.NUM_WORKERS,
-    ray: str | None = options.RAY,
     tmp_path: Path | None = options.TMP_PATH,
     as_json: bool = options.AS_JSON,
     progress: bool | None = options.PROGRESS,
 ) -> None:
     """Stores size, length and format of images, videos and recordings, without decoding them."""
-    del tmp_path, ray
+    del tmp_path
     media_filter = _media_filter(by_glob, by_header, by_extension)
     with errors_as_text(), bar_of(progress, as_json) as bar:
         report = late("extras.prepare.prepare_media.prepare_media")(
@@ -251,14 +249,12 @@ def lint(
     split_config: str | None = options.SPLIT_CONFIG,
     dataset_config: str | None = options.DATASET_CONFIG,
     num_workers: int | None = options.PARALLEL,
-    ray: str | None = options.RAY,
     decode: bool = Option(True, help="Whether to decode the samples."),
     trust: bool | None = options.TRUST,
     as_json: bool = options.AS_JSON,
     progress: bool | None = options.PROGRESS,
 ) -> None:
     """Reads a dataset and decodes every sample; exit code 1 if anything is wrong."""
-    del ray
     logger = logging.getLogger("energon_lite")
     with errors_as_text(), ExitStack() as stack:
         stack.callback(logger.setLevel, logger.level)
@@ -342,7 +338,6 @@ def lengths(
         None, help="Parts to measure, such as train,val.  [default: all]"
     ),
     num_workers: int | None = options.NUM_WORKERS,
-    ray: str | None = options.RAY,
     trust: bool | None = options.TRUST,
     media_metadata: bool = Option(
         False,
@@ -353,7 +348,6 @@ def lengths(
     progress: bool | None = options.PROGRESS,
 ) -> None:
     """Stores the length of every sample, for blends by tokens; continues after an interruption."""
-    del ray
     with errors_as_text(), bar_of(progress, as_json) as bar:
         reports = late("extras.lengths.length_index.measure_lengths")(
             path, _encoder(encoder), name=name, meta_dir=meta_dir,
@@ -409,10 +403,6 @@ def plan(
     repeat: bool = Option(True, help="Whether epoch follows epoch for ever."),
     shuffle_buffer_size: int = Option(0, min=0, help="Samples of a stream's shuffle window."),
     node_groups: int = Option(1, min=1, help="As WorkerConfig(node_groups=...)."),
-    workers: Path | None = Option(
-        None, help="Costs: output of bench --json, stats of a run, or a saved state."
-    ),
-    step_sec: float = Option(1.0, min=0, help="Seconds of a training step, for --workers."),
     trust: bool | None = options.TRUST,
     as_json: bool = options.AS_JSON,
     progress: bool | None = options.PROGRESS,
@@ -423,12 +413,10 @@ def plan(
         if capacity is not None:
             make = late("batching.rules.Packing")
             packing = make(capacity, lengths=lengths, overlong=overlong)
-        costs = workers and late("extras.report.run_report.measured_costs")(workers)
         report = late("extras.inspect.forecast.plan")(
             path, steps=steps, split_part=split_part, batch_size=batch_size, repeat=repeat,
             world_size=world_size, num_streams=num_streams, trust=trust, packing=packing,
-            shuffle_buffer_size=shuffle_buffer_size, node_groups=node_groups, costs=costs,
-            step_sec=step_sec, progress=bar,
+            shuffle_buffer_size=shuffle_buffer_size, node_groups=node_groups, progress=bar,
         )  # fmt: skip
     print_report(report, "plan_text", as_json)
 
@@ -436,9 +424,9 @@ def plan(
 @app.command()
 def report(
     files: list[Path] = Argument(
-        metavar="STATS.jsonl|STATE",
+        metavar="STATS.jsonl",
         help="What `loader.stats().write_to(path, step)` wrote, of each rank, with the skip log "
-        "of the loader; or a saved state.",
+        "of the loader.",
     ),
     output: Path | None = options.HTML,
     as_json: bool = options.AS_JSON,

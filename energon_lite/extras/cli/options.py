@@ -42,16 +42,6 @@ PROGRESS = Option(None, help="By default on if stderr is a terminal, and off wit
 _PROCESSES = "Processes; by default one per core, at most 16."
 
 
-def _use_cluster(address: str | None) -> None:
-    if address:
-        with errors_as_text():
-            import_module("energon_lite.extras.cluster.ray_tasks").use_cluster(address)
-
-
-RAY = Option(
-    None, "--ray", callback=_use_cluster,
-    help="Work on this Ray cluster (auto, or host:port), on which all nodes see the data.",
-)  # fmt: skip
 NUM_WORKERS = Option(None, min=0, help=_PROCESSES)
 PARALLEL = Option(None, "--num-workers", "--parallel", min=0, help=_PROCESSES)
 MEDIA_BY_GLOB = Option(

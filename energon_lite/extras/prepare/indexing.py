@@ -70,11 +70,6 @@ class ShardResult(NamedTuple):
     content: int
     media: tuple[int, int, int, str]
 
-    @property
-    def written(self) -> tuple[Path, ...]:
-        """The files with the rows, and with what they were made from."""
-        return self.rows, _record_file(self.rows)
-
 
 def _record_file(rows: Path) -> Path:
     return rows.with_suffix(".json")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from energon_lite.core.topology import num_cores
 
@@ -23,9 +23,6 @@ _NOTE_SEC = 60
 _STUCK_SEC = 3600
 
 logger = logging.getLogger(__name__)
-
-# Works on the tasks in the place of processes of this machine; see `--ray`.
-elsewhere: Callable[[Callable[[Any], Any], Sequence[Any], int | None], Iterator[Any]] | None = None
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -57,9 +54,6 @@ def ordered_results(
         RuntimeError: A worker process died, or none finished a task for an hour.
         Exception: What the function raised on a task, in the place of its result; see `outcome`.
     """
-    if elsewhere is not None:
-        yield from elsewhere(function, tasks, num_workers)
-        return
     if num_workers is None:
         num_workers = min(_MAX_WORKERS, num_cores())
     if num_workers <= 1 or len(tasks) <= 1:
