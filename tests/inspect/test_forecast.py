@@ -12,18 +12,16 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from energon_lite import DefaultTaskEncoder, Packing, TextSample, get_train_dataset
-from energon_lite.core.errors import DatasetFormatError, StateError
+from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.keys import leaves
 from energon_lite.extras.inspect import forecast as module
 from energon_lite.extras.inspect.forecast import Plan, interval_edges, plan
 from energon_lite.extras.inspect.text import plan_text
-from energon_lite.extras.report.dry_run import dry_run
-from energon_lite.extras.report.run_report import measured_costs
 from energon_lite.formats.length_files import write_lengths
 from energon_lite.sources.dataset_config import load_factory
 
 from ..conftest import examples
-from ..helpers import Ranks, metadataset, text_set, train
+from ..helpers import Ranks, metadataset, text_set
 
 SIZES = {"a": 23, "b": 40, "c": 7, "d": 61}
 FADING = {"schedule": "linear", "points": {0: 3, 60: 0}}
@@ -344,46 +342,6 @@ def test_a_plan_is_json_and_a_table(root):
     assert shown(plan(root / "a", steps=1)).startswith(
         f"{root / 'a'}, train: 1 step of 1 rank x 1 sample, from 1 stream: 1 sample, "
     )
-
-
-def test_workers_are_planned_by_the_costs_of_samples(root):
-    split = {"blend": [A, C]}
-    path, costs = written(root, split), {"a/train": 0.03, "c/train": 0.01}
-    found = plan(path, steps=100, batch_size=4, world_size=2, costs=costs, step_sec=0.5)
-    samples = {source.name: source.samples for source in found.sources}
-    sec = sum(samples[name] * cost for name, cost in costs.items()) / 200
-    workers = found.workers
-    assert workers.batch_sec == pytest.approx(sec)
-    assert workers.needed == pytest.approx(sec / 0.5)
-    assert workers.needed <= workers.most_needed <= 4 * 0.03 / 0.5
-    assert workers.cores == pytest.approx(2 * workers.most_needed)
-    assert f"with steps of 0.5 s, {workers.needed:.2f} workers of a rank are busy" in shown(found)
-    for problem, words in (
-        ({"costs": {"a/train": 1.0}}, r"no cost .* of the sources c/train; measured were: a/train"),
-        ({"costs": costs, "step_sec": 0.0}, r"step_sec=0.0 must be above 0"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            plan(path, steps=10, **problem)
-
-
-def test_costs_are_those_of_a_dry_run_of_a_run_and_of_a_state(root, tmp_path):
-    run = Ranks(train(root / "a"), 1)
-    run.slots(20)
-    (loader,) = run.loaders
-    loader.stats().write_to(tmp_path / "run.jsonl", 20)
-    (tmp_path / "state.json").write_text(json.dumps([loader.save_state_rank()]))
-    bench = dry_run(root / "a", seconds=0.2, num_workers=0)
-    (tmp_path / "bench.json").write_text(json.dumps(bench.to_json()))
-    stats = loader.stats()["a/train"]
-    sec = (stats.read_sec + stats.encode_sec) / stats.draws
-    for name in ("run.jsonl", "state.json", "bench.json"):
-        (cost,) = measured_costs(tmp_path / name).values()
-        assert cost > 0
-        if name != "bench.json":
-            assert cost == pytest.approx(sec, rel=0.01), name
-    (tmp_path / "other.json").write_text("[1")
-    with pytest.raises((StateError, DatasetFormatError), match=r"other\.json"):
-        measured_costs(tmp_path / "other.json")
 
 
 def test_a_dict_is_planned_too(root, monkeypatch):

@@ -1,4 +1,4 @@
-"""What a report says of a file of figures, and of a saved state."""
+"""What a report says of a file of figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from energon_lite import (
     DefaultTaskEncoder,
     Packing,
     Sample,
-    StateError,
     TextSample,
     WorkerConfig,
     edataclass,
@@ -31,7 +30,7 @@ from energon_lite import (
 from energon_lite.extras.report.advice import alerts, headline, without_steps
 from energon_lite.extras.report.report_tables import report_tables, report_text
 
-from ..helpers import metadataset, number_of, opened, signed, text_set, text_sets
+from ..helpers import metadataset, number_of, text_set, text_sets
 
 SCHEDULE = {"schedule": "linear", "points": {0: 3, 100: 1}}
 
@@ -115,43 +114,12 @@ def test_long_file_has_few_intervals_that_cover_the_run(blend: Path, tmp_path: P
     assert sum(part.counts["samples"] for part in parts) == 260
 
 
-@pytest.mark.parametrize("as_folder", [False, True])
-def test_state_has_counts_of_all_ranks(as_folder: bool, blend: Path, tmp_path: Path) -> None:
-    loaders = [loader_of(blend, rank, 2) for rank in range(2)]
-    files = []
-    for rank, loader in enumerate(loaders):
-        list(islice(loader, 4 + rank))
-        files.append(tmp_path / f"rank{rank}.pt")
-        torch.save({"model": torch.zeros(3), "data": loader.save_state_rank()}, files[-1])
-    report = run_report(tmp_path if as_folder else files)
-    assert [rank["samples"] for rank in report.ranks] == [8, 10]
-    assert report.imbalance == pytest.approx(10 / 9)
-    assert sum(row["samples"] or 0 for row in report.sources.values()) == 18
-    assert [row["size"] for row in report.sources.values()] == [40, 20]
-    assert report.sec is None
-    assert report_tables(report)[0].title == "Where the time of the workers goes"
-
-
-def test_state_with_damaged_counts_is_refused(blend: Path, tmp_path: Path) -> None:
-    loader = loader_of(blend)
-    next(iter(loader))
-    state = opened(loader.save_state_rank())
-    state["stats"] = {"a": {"samples": "many"}}
-    file = tmp_path / "state.json"
-    file.write_text(json.dumps(signed(state)))
-    with pytest.raises(StateError, match="'stats' is"):
-        run_report(file)
-
-
 def test_files_that_hold_nothing_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         run_report(tmp_path / "none.jsonl")
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(DatasetFormatError, match="no line has counts"):
         run_report(tmp_path / "empty.jsonl")
-    (tmp_path / "state.json").write_text("{}")
-    with pytest.raises(StateError, match="no state"):
-        run_report(tmp_path / "state.json")
 
 
 DECODE = {"read": 10.0, "decode": 60.0, "hook encode_sample": 20.0}

@@ -33,8 +33,6 @@ class Draws(NamedTuple):
     Attributes:
         items: number of the stream's item that each is in.
         sources: number of its source.
-        draws: number of the draw in the run, as in `Refs`.
-        stored: tokens of the whole sample by its length index; 0 without an index.
         tokens: tokens that are in the item.
         counts: 1 for a sample; of the parts of a sample, 1 for the first and 0 for the others.
         costs: cost of the pack for its first sample, 0 for the others.
@@ -42,8 +40,6 @@ class Draws(NamedTuple):
 
     items: Int64Array
     sources: Int64Array
-    draws: Int64Array
-    stored: Int64Array
     tokens: Int64Array
     counts: Int64Array
     costs: Float64Array
@@ -92,7 +88,7 @@ def draw_samples(
         is_own = refs.sources == number
         tokens[is_own] = lengths[name][refs.indices[is_own]] if name in lengths else 0
     items, ones = np.arange(len(tokens)), np.ones_like(tokens)
-    draws = Draws(items, refs.sources, refs.draws, tokens, tokens, ones, np.zeros(len(tokens)))
+    draws = Draws(items, refs.sources, tokens, ones, np.zeros(len(tokens)))
     return StreamDraws(draws, len(tokens))
 
 
@@ -142,8 +138,8 @@ def draw_packs(
     costs_D = np.zeros(len(units.draws))
     costs_D[np.cumsum(sizes) - sizes] = costs
     draws = Draws(
-        np.repeat(places, sizes), units.sources, units.draws, units.planned[:, 0],
-        units.lengths[:, 0], (units.starts <= 0).astype(np.int64), costs_D,
+        np.repeat(places, sizes), units.sources, units.lengths[:, 0],
+        (units.starts <= 0).astype(np.int64), costs_D,
     )  # fmt: skip
     return StreamDraws(chosen(draws, draws.items >= 0), len(emitted), len(context.records))
 

@@ -1,4 +1,4 @@
-"""Predicts a training run: what it will read of each source, and how long its ranks will wait.
+"""Predicts what a training run will read of each source.
 
 The datasets that `get_train_dataset` builds are run by their own cursors over the order of the
 samples and their stored lengths; no sample is read. So a forecast is the run, not an estimate.
@@ -108,25 +108,6 @@ class PackPlan:
 
 
 @dataclasses.dataclass(frozen=True)
-class WorkerPlan:
-    """The workers that a run needs, by the measured costs of samples.
-
-    Attributes:
-        step_sec: how long a training step takes that waits for nothing.
-        batch_sec: seconds of one worker for a rank's batch, on average.
-        needed: how many workers of a rank are busy all the time.
-        most_needed: the same in the interval that needs the most.
-        cores: those of all ranks together, in that interval.
-    """
-
-    step_sec: float
-    batch_sec: float
-    needed: float
-    most_needed: float
-    cores: float
-
-
-@dataclasses.dataclass(frozen=True)
 class Plan:
     """All that a run will read.
 
@@ -148,7 +129,6 @@ class Plan:
         packing: what packs there are, if the plan is one of packs.
         samples: samples of all sources; None where only target shares are known.
         read_bytes: bytes read for all sources.
-        workers: how many workers it needs, if the plan has costs.
     """
 
     path: str
@@ -167,7 +147,6 @@ class Plan:
     packing: PackPlan | None
     samples: int | None
     read_bytes: int | None
-    workers: WorkerPlan | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the plan as JSON-serialisable values."""
@@ -188,8 +167,6 @@ def plan(
     repeat: bool = True,
     trust: bool | None = None,
     packing: Packing | None = None,
-    costs: Mapping[str, float] | None = None,
-    step_sec: float = 1.0,
     progress: Progress = None,
     **kwargs: Any,
 ) -> Plan:
@@ -205,8 +182,6 @@ def plan(
         repeat: as in `get_train_dataset`.
         trust: likewise.
         packing: how samples are packed, with a length index; `batch_size` then counts packs.
-        costs: seconds of a worker for a sample of each source; see `measured_costs`.
-        step_sec: how long a step takes that waits for nothing; with `costs`.
         progress: called with the step, and how many items are drawn, of how many.
         kwargs: others of `get_train_dataset` and `WorkerConfig` that decide the order.
 
@@ -230,7 +205,6 @@ def plan(
         warnings=tuple(_warnings(sources, forecast, run, dataset.endless)),
         packing=forecast.packing, path=path_text(path), split_part=split_part,
         samples=_sum_of("samples", sources), read_bytes=_sum_of("read_bytes", sources),
-        workers=None if costs is None else _worker_plan(sources, forecast, run, costs, step_sec),
     )  # fmt: skip
 
 
@@ -238,33 +212,6 @@ def _sum_of(name: str, sources: Sequence[SourcePlan]) -> int | None:
     """Adds up what is known of all sources; None where it is not known."""
     values = [getattr(source, name) for source in sources]
     return None if None in values else sum(values)
-
-
-def _worker_plan(
-    sources: Sequence[SourcePlan],
-    forecast: _Forecast,
-    run: RunShape,
-    costs: Mapping[str, float],
-    step_sec: float,
-) -> WorkerPlan:
-    if missing := sorted({source.name for source in sources} - {*costs}):
-        raise ValueError(
-            f"no cost of a sample is known of the sources {', '.join(missing)}; measured were: "
-            f"{', '.join(sorted(costs)) or 'none'}. Measure all of them in one run"
-        )
-    if not step_sec > 0:
-        raise ValueError(f"step_sec={step_sec} must be above 0")
-    if forecast.samples is None:
-        raise ValueError(
-            "of a blend by tokens without an index of lengths, the samples of a batch, and so the "
-            "workers, are not known; name a stored index with `lengths` in the blend"
-        )
-    costs_N = np.array([costs[source.name] for source in sources])
-    steps_K = np.diff(interval_edges(forecast.steps))
-    sec_K = forecast.samples @ costs_N / run.world_size
-    batch_sec = float(sec_K.sum() / max(1, forecast.steps))
-    most = float(np.max(sec_K / steps_K, initial=0.0)) / step_sec
-    return WorkerPlan(step_sec, batch_sec, batch_sec / step_sec, most, most * run.world_size)
 
 
 class _Forecast(NamedTuple):
@@ -500,9 +447,6 @@ def _warnings(
                 f"{source.name}: none of its {source.size:,} samples comes. Give it more weight, "
                 "or the run more steps"
             )
-
-
-# ---------------------------------------------------------------------------------- idle time
 
 
 def path_text(path: AnyPath) -> str:

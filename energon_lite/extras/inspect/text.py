@@ -12,7 +12,7 @@ from energon_lite.formats.known import format_of
 from energon_lite.formats.nvmeta import DEFAULT_DATASET, META
 
 if TYPE_CHECKING:
-    from energon_lite.extras.inspect.forecast import Plan, WorkerPlan
+    from energon_lite.extras.inspect.forecast import Plan
     from energon_lite.extras.inspect.lint import LintReport
     from energon_lite.extras.lengths.length_index import LengthReport
     from energon_lite.extras.prepare.prepare_media import MediaReport
@@ -184,8 +184,6 @@ def plan_text(plan: Plan) -> Iterator[str]:
     yield _headline(plan)
     yield from _packs(plan)
     yield from _table(_source_rows(plan))
-    if plan.workers is not None:
-        yield _worker_line(plan.workers, plan.world_size)
     if len(plan.sources) > 1 and len(plan.intervals) > 1:
         kind = "actual" if plan.drawn_steps else "target"
         yield f"{kind} shares of {plan.unit} over time:"
@@ -211,15 +209,6 @@ def _headline(plan: Plan) -> str:
         how = f"exact for {plan.drawn_steps:,} steps, then extrapolated"
     samples = counted(plan.samples, "sample")
     return f"{text}: {samples}, {size_text(plan.read_bytes)} of tars ({how})"
-
-
-def _worker_line(workers: WorkerPlan, world_size: int) -> str:
-    return (
-        f"a batch takes {workers.batch_sec:.3g} s of a worker: with steps of {workers.step_sec:g} "
-        f"s, {workers.needed:.2f} workers of a rank are busy, and {workers.most_needed:.2f} in the "
-        f"part of the run that needs the most: {workers.cores:.1f} cores for "
-        f"{counted(world_size, 'rank')}"
-    )
 
 
 def _packs(plan: Plan) -> Iterator[str]:

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from energon_lite.core.errors import DatasetFormatError, StateError
 from energon_lite.core.state import JSON
 from energon_lite.core.stream_context import SkipRecord
-from energon_lite.extras.inspect.checkpoints import checkpoint_info, states_at
 from energon_lite.extras.report.advice import alerts, headline
 from energon_lite.extras.report.stats_file import (
     Counts,
     Record,
-    checked_record,
     read_stats,
-    together,
     total,
 )
-from energon_lite.extras.view.stage_tree import saved_stages
-from energon_lite.loader.resume import counts_in
-from energon_lite.storage import files
 
 _MAX_INTERVALS = 24  # of a report; lines between them are skipped
 _MAX_SKIPS = 100  # that a report lists
@@ -108,52 +99,17 @@ def run_report(source: str | PathLike[str] | Sequence[str | PathLike[str]]) -> R
 
     Args:
         source: a `.jsonl` file of `loader.stats().write_to(path, step)`, or those of all ranks,
-            with the loader's `skip_log` where there is one; or a saved state, as a file, a folder
-            of a trainer, or the files of all ranks.
+            with the loader's `skip_log` where there is one.
 
     Raises:
         FileNotFoundError: There is no such file.
-        DatasetFormatError: A JSONL file has no counts.
-        StateError: Another file has no state.
+        DatasetFormatError: It has no counts.
     """
     paths = [Path(source)] if isinstance(source, (str, PathLike)) else [*map(Path, source)]
     title = ", ".join(path.name for path in paths)
-    if any(path.suffix == ".jsonl" for path in paths):
-        records, skips, warnings = read_stats(paths)
-        warnings.append(_APART)
-        return made_report(title, records, skips=skips[:_MAX_SKIPS], warnings=warnings)
-    warnings = checkpoint_info(paths)["warnings"]
-    try:
-        record = _state_record(states_at(paths))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise StateError(f"{title}: the counts of the state are corrupt ({error!r})") from error
-    return made_report(f"state {title}", [record], warnings=warnings)
-
-
-def measured_costs(file: str | PathLike[str]) -> dict[str, float]:
-    """Returns the seconds of reading and of hooks for a sample that was drawn, by source.
-
-    Args:
-        file: the output of `energon-lite bench --json`, or what `run_report` takes.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        DatasetFormatError: It has no times.
-    """
-    found: Any = None
-    if Path(file).suffix == ".json":
-        with suppress(ValueError):  # run_report has the words for it
-            found = json.loads(files.read_file(Path(file)))
-    is_report = isinstance(found, dict) and "headline" in found
-    rows: Mapping[str, Any] = found["sources"] if is_report else run_report(file).sources
-    times = {
-        name: (row["read_sec"] + row["encode_sec"]) / row["draws"]
-        for name, row in rows.items()
-        if row["draws"]
-    }
-    if not any(times.values()):
-        raise DatasetFormatError(f"{file} has no times of samples. {_APART}; give its --json")
-    return times
+    records, skips, warnings = read_stats(paths)
+    warnings.append(_APART)
+    return made_report(title, records, skips=skips[:_MAX_SKIPS], warnings=warnings)
 
 
 def made_report(
@@ -192,21 +148,6 @@ def made_report(
         "ranks": last.ranks, "times": times,
         "imbalance": max(amounts) * len(amounts) / sum(amounts) if sum(amounts) else None, **more,
     })  # fmt: skip
-
-
-def _state_record(states: Sequence[Mapping[str, Any]]) -> Record:
-    """Returns the counts of the states of a run; of several of a rank, those of the newest."""
-    settings = [own for state in states for own in saved_stages(state)]
-    sizes = {own["name"]: own["samples"] for own in settings if own.get("stage") == "source"}
-    unit = "tokens" if any(own.get("unit") == "tokens" for own in settings) else "samples"
-    ranks = {}
-    pairs = zip(states, counts_in(states), strict=True)
-    for state, counts in sorted(pairs, key=lambda pair: (pair[0]["base"], pair[0]["count"])):
-        sources = {name: {**row, "size": sizes.get(name)} for name, row in counts.items()}
-        step = state["base"] // state["world_size"] + state["count"]
-        row = {"step": step, "sources": sources, "unit": unit, "num_streams": state["num_streams"]}
-        ranks[state["rank"]] = checked_record(row)
-    return together([ranks[rank] for rank in sorted(ranks)])
 
 
 def _thinned(records: Sequence[Record]) -> list[Record]:

@@ -155,7 +155,7 @@ def read_stats(paths: Sequence[Path]) -> tuple[list[Record], list[SkipRecord], l
 
 
 def checked_record(row: dict[str, Any]) -> Record:
-    """Returns the record of a line, or of a saved state.
+    """Returns the record of a line.
 
     Args:
         row: the fields of `Record`, without those that are not known.
