@@ -97,22 +97,6 @@ def test_audio_is_shown_by_its_duration():
     assert "object at" not in text
 
 
-def test_a_terminal_with_colours_gets_pictures_in_half_blocks(root, monkeypatch):
-    picture = torch.zeros(3, 40, 40)
-    picture[0, :20] = 1
-    sample = TextSample(__key__="a", __restore_key__=(), text=picture)
-    rows = [row for row in sample_text(sample, "truecolor").splitlines() if "▀" in row]
-    assert len(rows) == 16
-    assert rows[0].count("▀") == 32
-    assert "255;0;0" in rows[0].replace("254", "255")
-    assert "▀" not in sample_text(sample)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    assert "\x1b[" in next(sample_texts(root, "train"))
-    monkeypatch.delenv("FORCE_COLOR")
-    assert "\x1b" not in next(sample_texts(root, "train"))
-
-
 def test_crude_parts_are_drawn_and_nothing_reaches_the_terminal_as_a_command():
     turns = [{"role": "us\x1ber", "content": "Hi\x9b"}, {"role": "assistant", "content": "Hello"}]
     sample = CrudeSample(

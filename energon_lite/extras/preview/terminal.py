@@ -10,10 +10,6 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from rich.color import Color
-from rich.console import Console
-from rich.style import Style
-from rich.text import Text
 
 from energon_lite.extras.preview.browse import Query, SplitBrowser
 from energon_lite.extras.view.fields import FieldView, fields_of, short_text, turns_of, view_of
@@ -32,9 +28,9 @@ def sample_texts(
 ) -> Iterator[str]:  # fmt: skip
     """Yields the samples of a split as text: their fields, with types and values.
 
-    Pictures are drawn in colours where the output is a terminal that has colours, else in ASCII.
-    Samples of a blend come in the order of a run, as many as its sources have. No task encoder or
-    cooker runs. In place of a sample that cannot be read stands its error.
+    Pictures are drawn in ASCII. Samples of a blend come in the order of a run, as many as its
+    sources have. No task encoder or cooker runs. In place of a sample that cannot be read stands
+    its error.
 
     Args:
         path: a prepared folder, a file of samples or a metadataset.
@@ -49,44 +45,33 @@ def sample_texts(
     settings: Any = {"dataset_config": dataset_config} if dataset_config else {}
     browser = SplitBrowser(path, split_part, trust=trust, **settings)
     is_blend = len(browser.sources) > 1 and not browser.run_error
-    query, colours = Query("run" if is_blend else "files"), Console().color_system
+    query = Query("run" if is_blend else "files")
     for position in range(browser.num_samples):
         try:
-            text = sample_text(browser.at(query, position), colours)
+            text = sample_text(browser.at(query, position))
         except Exception as error:
             text = "\n".join(map(_printable, error_text(error).splitlines()))
         yield text
 
 
-def sample_text(sample: Any, colours: Any = None) -> str:
-    """Writes the fields of a sample, a line each, with pictures and turns of conversations.
-
-    Args:
-        sample: a sample, a dict or a dataclass.
-        colours: of the terminal, as the `color_system` of a rich `Console`; without, pictures are
-            drawn in ASCII.
-    """
-    lines = [Text(type(sample).__name__)]
+def sample_text(sample: Any) -> str:
+    """Writes the fields of a sample, a line each, with pictures and turns of conversations."""
+    lines = [type(sample).__name__]
     for name, value in fields_of(sample).items():
         if name not in _HIDDEN:
-            lines += _field_lines(view_of(name, value), " ", colours is not None)
-    file = io.StringIO()
-    console = Console(file=file, color_system=colours, force_terminal=colours is not None)
-    console.print(Text("\n").join(lines), soft_wrap=True, end="")
-    return file.getvalue()
+            lines += _field_lines(view_of(name, value), " ")
+    return "\n".join(lines)
 
 
-def _field_lines(view: FieldView, indent: str, has_colours: bool) -> Iterator[Text]:
-    kind = Text(f" ({type(view.value)}): ", "dim")
-    yield Text(f"{indent}- ") + Text(_printable(view.name), "bold") + kind + _value_text(view)
+def _field_lines(view: FieldView, indent: str) -> Iterator[str]:
+    yield f"{indent}- {_printable(view.name)} ({type(view.value)}): {_value_text(view)}"
     if view.kind == "picture":
         with suppress(Exception):  # one that does not decode is described only
-            rows = _picture_rows(view.value, has_colours)
-            yield from (Text(f"{indent}      ") + row for row in rows)
+            yield from (f"{indent}      {row}" for row in _picture_rows(view.value))
     for speaker, content in (turns_of(view.value) or []) if view.kind == "conversation" else []:
-        yield Text(f"{indent}      {_printable(speaker)}: {_printable(short_text(content))}")
+        yield f"{indent}      {_printable(speaker)}: {_printable(short_text(content))}"
     for item in view.items:
-        yield from _field_lines(item, f"{indent}    ", has_colours)
+        yield from _field_lines(item, f"{indent}    ")
 
 
 def _value_text(view: FieldView) -> str:
@@ -104,21 +89,11 @@ def _printable(text: str) -> str:
     return text if text.isprintable() else repr(text)[1:-1]
 
 
-def _picture_rows(picture: Any, has_colours: bool) -> Iterator[Text]:
-    """Draws a picture in characters, which are twice as high as wide; of colours in half blocks."""
-    image = Image.open(io.BytesIO(picture_bytes(picture, 8 * _COLUMNS)[0])).convert("RGB")
+def _picture_rows(picture: Any) -> Iterator[str]:
+    """Draws a picture in characters, which are twice as high as wide."""
+    image = Image.open(io.BytesIO(picture_bytes(picture, 8 * _COLUMNS)[0]))
     rows = min(_ROWS, max(1, _COLUMNS * image.height // (2 * image.width)))
     columns = min(_COLUMNS, max(1, 2 * rows * image.width // image.height))
-    if not has_colours:
-        grey = np.asarray(image.convert("L").resize((columns, rows))) / 255
-        shades = (grey * (len(_SHADES) - 1)).round().astype(int)
-        yield from (Text("".join(_SHADES[shade] for shade in row)) for row in shades)
-        return
-    small = np.asarray(image.resize((columns, 2 * rows)))
-    for upper, lower in zip(small[::2], small[1::2], strict=True):
-        styles = (Style(color=_rgb(a), bgcolor=_rgb(b)) for a, b in zip(upper, lower, strict=True))
-        yield Text.assemble(*(("▀", style) for style in styles))
-
-
-def _rgb(pixel: Any) -> Color:
-    return Color.from_rgb(*pixel.tolist())
+    grey = np.asarray(image.convert("L").resize((columns, rows))) / 255
+    shades = (grey * (len(_SHADES) - 1)).round().astype(int)
+    yield from ("".join(_SHADES[shade] for shade in row) for row in shades)
