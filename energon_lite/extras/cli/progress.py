@@ -23,13 +23,14 @@ def progress_bar(wanted: bool | None) -> Iterator[Callable[..., None] | None]:
     if not (console.is_terminal if wanted is None else wanted):
         yield None
         return
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    name, more = "{task.description}", "{task.fields[more]}"
+    columns = (name, BarColumn(), MofNCompleteColumn(), more, TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
         tasks: dict[str, TaskID] = {}
 
-        def show(what: str, done: int, total: int) -> None:
+        def show(what: str, done: int, total: int, more: str = "") -> None:
             if what not in tasks:
-                tasks[what] = progress.add_task(what, total=total)
-            progress.update(tasks[what], completed=done, total=total)
+                tasks[what] = progress.add_task(what, total=total, more=more)
+            progress.update(tasks[what], completed=done, total=total, more=more)
 
         yield show

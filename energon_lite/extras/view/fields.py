@@ -280,12 +280,12 @@ def is_plain(value: Any, depth: int = 0) -> bool:
     return False
 
 
-def short_text(value: Any, limit: int = 400) -> str:
-    """Writes a value of any kind in at most about `limit` characters."""
+def short_text(value: Any, limit: int = 400, indent: int | None = None) -> str:
+    """Writes a value of any kind in at most about `limit` characters; JSON also over lines."""
     if isinstance(value, str):
         text = value
     elif is_plain(value):
-        encoder = json.JSONEncoder(ensure_ascii=False, default=str)
+        encoder = json.JSONEncoder(ensure_ascii=False, indent=indent, default=str)
         text = "".join(islice(encoder.iterencode(value), limit))
     else:
         text = reprlib.repr(value)
