@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.extras.cli import app
 
 from ..conftest import REPO, write_texts
@@ -25,7 +26,7 @@ WORKS: dict[str, list[str]] = {
     "lengths": ["data", "--with=lengths_of_texts:of", "--num-workers=1"],
     "plan": ["data", "--steps=9"],
     "checkpoint info": ["."],
-    "report": ["a.json"],
+    "report": ["stats.jsonl"],
     "bench": ["data", "--seconds=1", "--num-workers=0"],
     "mount": ["data", "files"],
 }
@@ -51,6 +52,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
             assert CliRunner().invoke(app, [name, *WORKS[name]]).exit_code == 0
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    data = get_train_dataset(folder / "data", batch_size=2, worker_config=config)
+    loader = get_savable_loader(data)
+    next(iter(loader))
+    loader.stats().write_to(folder / "stats.jsonl", 1)
     return folder
 
 

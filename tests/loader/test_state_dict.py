@@ -244,6 +244,7 @@ def test_loaders_made_under_torchrun_before_the_process_group_read_different_dat
 
 
 def made_too_early(rank: int, path: Path, folder: Path) -> None:
+    dist.barrier()  # else the other rank may be connecting still
     dist.destroy_process_group()
     loader = loader_of(path)
     assert (loader.worker_config.rank, loader.worker_config.world_size) == (0, 1)

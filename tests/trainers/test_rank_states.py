@@ -48,6 +48,7 @@ def train_megatron(folder: Path, root: Path, is_resumed: bool) -> tuple[int, lis
         num_streams=NUM_STREAMS,
     )
     loader = train_loader(folder, config)
+    dist.barrier()  # else another rank may be connecting still
     dist.destroy_process_group()  # from here on nobody can talk
     path = root / f"train_dataloader_dprank{config.rank:03d}.pt"
     if is_resumed:

@@ -126,6 +126,10 @@ def read_stats(paths: Sequence[Path]) -> tuple[list[Record], list[SkipRecord], l
     skips: dict[str, SkipRecord] = {}
     bad = 0
     for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(
+                f"{path} does not exist. Write it by `loader.stats().write_to(path, step)`"
+            )
         with path.open(encoding="utf-8", errors="replace") as file:
             for line in filter(str.strip, file):
                 try:
