@@ -80,7 +80,7 @@ advanced/error_handling: log_exception: test_handlers_of_energon_in_the_worker_c
 advanced/error_handling: reraise_exception: test_handlers_of_energon_in_the_worker_config
 advanced/error_handling: handler of the user's: {HANDLER}
 advanced/error_handling: failure_tolerance: {TOLERANCE}
-advanced/error_handling: SkipSample: test_results_are_those_of_energon
+advanced/error_handling: SkipSample: test_many_skips_on_purpose_are_no_failures
 advanced/data_prep_api: prepare_dataset: {PYTHON}
 api/cli: prepare: {CLI}
 api/cli: info, lint, preview: {CLI}

@@ -153,6 +153,31 @@ def test_skip_sample_is_no_failure_and_does_not_end_a_row_of_them(texts) -> None
     assert next(order, None) is None
 
 
+def test_many_skips_on_purpose_are_no_failures(texts) -> None:
+    @stateless(failure_tolerance=1)
+    def encode_sample(self: Any, sample: Any) -> Any:
+        if number_of(sample) != 7:
+            raise SkipSample
+        return sample
+
+    loader = loader_of(texts, encoder_with(encode_sample=encode_sample))
+    assert [sample.__key__ for sample in first(loader, 20)] == ["00007"] * 20
+    assert loader.num_skipped["texts/train"] >= 19 * 39
+
+
+def test_endless_skipping_on_purpose_is_logged(texts, caplog) -> None:
+    calls: list[int] = []
+
+    def encode_sample(self: Any, sample: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 10_100:
+            return sample
+        raise SkipSample
+
+    first_of(texts, encode_sample=encode_sample)
+    assert "skipped 10000 samples in a row on purpose" in caplog.text
+
+
 @pytest.mark.parametrize(
     "error",
     [NameError, ImportError, MemoryError, RecursionError, SyntaxError, SystemError, StopIteration],
