@@ -149,14 +149,15 @@ class StreamContext:
         """Lets the next hook of the stream end its thread; may be called from any thread."""
         self.enter = _end_thread  # type: ignore[assignment, method-assign]
 
-    def count_skip(self, record: SkipRecord) -> None:
-        """Counts a skipped sample or batch.
+    def count_skip(self, record: SkipRecord, is_dropped: bool = True) -> None:
+        """Counts a skipped sample or batch, which leaves the buffers if it is dropped.
 
         Raises:
             FatalSampleError: More samples failed than the allowed rate.
         """
         self.records.append(record)
-        self.release(record.restore_key)
+        if is_dropped:
+            self.release(record.restore_key)
         if record.on_purpose:
             before = self.num_quiet
             self.num_quiet += record.num_samples

@@ -343,20 +343,26 @@ class FunctionRun:
 
     def expand(self, key: RestoreKey, argument: Any) -> Iterator[tuple[RestoreKey, Any]]:
         """Runs the generator function; ends early where it skips or fails."""
-        num_items = is_skipped = 0
+        # The input counts with its first item, which may be skipped as well.
+        is_dropped = True
         try:
             own = argument.copy() if type(argument) is list else argument
             for own_key, item in self.spec.expand(key, own):
-                self.failures, num_items = 0, num_items + 1
+                self.failures, is_dropped = 0, False
                 yield own_key, item
+            if is_dropped:
+                current_context().release(key)
         except Exception as error:
-            self.count_skip(error, key, argument)
-            is_skipped = 1
-        # The input counts with its first item, which may be skipped as well.
-        current_context().release(key, (not num_items) - is_skipped)
+            self.count_skip(error, key, argument, is_dropped=is_dropped)
 
     def count_skip(
-        self, error: Exception, key: RestoreKey, argument: Any, is_noted: bool = False
+        self,
+        error: Exception,
+        key: RestoreKey,
+        argument: Any,
+        *,
+        is_noted: bool = False,
+        is_dropped: bool = True,
     ) -> None:
         """Counts a skip or a failure.
 
@@ -365,6 +371,7 @@ class FunctionRun:
             key: restore key of the input.
             argument: the input.
             is_noted: whether the error's notes say already where it came from.
+            is_dropped: whether no item was made of the input.
 
         Raises:
             FatalSampleError: The error is one of wrong code, or there were too many.
@@ -385,7 +392,8 @@ class FunctionRun:
         lost = list(leaves(key))
         source = str(lost[0][0]) if lost and lost[0] else ""
         current_context().count_skip(
-            SkipRecord(key, name, source, spec.name, describe(error), on_purpose, len(lost))
+            SkipRecord(key, name, source, spec.name, describe(error), on_purpose, len(lost)),
+            is_dropped,
         )
         if on_purpose:
             return

@@ -151,3 +151,19 @@ def test_any_tree_on_a_chain_of_topologies_with_worker_threads(
     tree: Tree, num_streams: int, data: st.DataObject
 ) -> None:
     check(tree, num_streams, data, worker_type="thread")
+
+
+def test_tokens_of_packs_that_a_generator_halves_count_once_also_after_a_resume(tmp_path) -> None:
+    settings = {"shuffle_buffer_size": 100, "shuffle_over_epochs": 2}
+    settings |= {"max_samples_per_sequence": None, "parallel_shard_iters": None}
+    source = ("source", "tar", 128, False, (*settings.items(),), 1)
+    tree = ("bucket", "listed", 3, False, ("pack", "halved", 1, False, source))
+    model = Model(build(tree), 1, NUM_SLOTS)
+    for position in range(1, 8):
+        chain = Chain(partial(build, tree), model, tmp_path / str(position))
+        for num_items in (position, 9):
+            chain.begin(1, 0)
+            for _ in range(num_items):
+                assert chain.next(0)
+            chain.save()
+        assert chain.ranks.loaders[0].stats()["texts-128/train"].tokens > 0
