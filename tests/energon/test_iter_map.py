@@ -12,7 +12,9 @@ from energon_lite import (
     FatalSampleError,
     IterMapDataset,
     MapDataset,
+    SkipSample,
     WorkerConfig,
+    get_loader,
     stateless,
 )
 from energon_lite.core.dataset import StreamRun
@@ -55,6 +57,19 @@ def test_running_again_is_said_once_with_the_number_of_items(texts, caplog) -> N
     (record,) = caplog.records
     assert "running_sum (test_iter_map.py:" in record.message
     assert "over the 5 items" in record.message
+
+
+def test_input_that_fails_after_its_items_counts_once(texts) -> None:
+    def failing_late(samples: Iterator[Any]) -> Iterator[int]:
+        for sample in samples:
+            yield number_of(sample)
+            if number_of(sample) % 6 == 5:
+                raise SkipSample
+
+    loader = get_loader(IterMapDataset(in_file_order(texts), failing_late))
+    assert list(loader) == [*range(NUM_TEXTS)]
+    stats = loader.stats()["texts/train"]
+    assert (stats.samples, stats.epochs, stats.skipped) == (NUM_TEXTS, 1, 3)
 
 
 def test_whole_pass_cannot_be_replayed_by_key(texts) -> None:

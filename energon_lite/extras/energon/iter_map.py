@@ -249,7 +249,7 @@ class _PassCursor(StageCursor[T]):
             raise FatalSampleError(
                 f"{self.spec.function.where} failed before it read anything: {describe(error)}"
             ) from error
-        self._run.count_skip(error, inputs.key, inputs.item)
+        self._run.count_skip(error, inputs.key, inputs.item, is_dropped=not inputs.num_outputs)
         inputs.is_held = False
 
     def restore(self, snapshot: Snapshot) -> None:
