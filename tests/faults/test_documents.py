@@ -144,6 +144,14 @@ def test_a_split_file_of_too_many_parts_is_refused(texts: Path) -> None:
         SplitFile(texts, read_info(texts))
 
 
+def test_many_thousand_excluded_samples_are_read_in_no_time(texts: Path) -> None:
+    entries = "\n".join(f"- shard-0000.tar/{i:06d}" for i in range(30_000))
+    shards = ", ".join(read_info(texts).shard_counts)
+    put(texts, ".nv-meta/split.yaml", f"split_parts: {{train: [{shards}]}}\nexclude:\n{entries}")
+    part = SplitFile(texts, read_info(texts)).part("train")
+    assert len(part.excluded["shard-0000.tar"]) == 30_000
+
+
 def test_files_that_name_one_another_ten_times_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

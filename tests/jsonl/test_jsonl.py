@@ -87,6 +87,11 @@ def test_lines_are_found_as_by_python_in_pieces_of_any_size(tmp_path_factory, pa
     assert (lines.num_broken, lines.broken) == (len(broken), broken)
 
 
+def test_a_mark_of_the_byte_order_belongs_to_the_first_line(tmp_path) -> None:
+    lines = scan_lines(written(tmp_path / "a.jsonl", b'\xef\xbb\xbf{"a": 1}\n{}'))
+    assert (lines.offsets.tolist(), lines.num_broken) == ([0, 12, 14], 0)
+
+
 def test_a_line_longer_than_a_gibibyte_is_refused(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(jsonl, "_READ_BYTES", 16)
     monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 100)

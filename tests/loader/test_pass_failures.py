@@ -83,6 +83,24 @@ def test_what_is_skipped_on_purpose_or_allowed_is_no_failure(texts) -> None:
     assert len(list(get_savable_loader(dataset))) == 15
 
 
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_failures_are_counted_over_a_resume(texts, after) -> None:
+    encoder = Failing(lambda number: number in (1, 2, 3, 59))
+    run = run_of(texts, encoder, 2, num_streams=6)
+    run.steps(5)
+    states = run.save()
+    assert sum(state["failed"] for state in states) == 3
+    resumed = run_of(texts, encoder, after, states=states)
+    if after == 1:
+        with pytest.raises(FatalSampleError, match="60 samples of this validation pass 4 failed"):
+            resumed.rest()
+    else:
+        # Each rank knows its own part, and has no group to ask; the sum is that of the pass.
+        resumed.rest()
+        states = resumed.save()
+        assert [sum(state[name] for state in states) for name in ("failed", "drawn")] == [4, 60]
+
+
 def test_limit_is_judged_by_the_samples_of_the_pass(texts) -> None:
     make = partial(validation, texts, Failing(first(2)), limit=4)
     with pytest.raises(FatalSampleError, match="Of 10 samples of this validation pass 2 failed"):

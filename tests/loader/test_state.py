@@ -99,6 +99,16 @@ def test_restore_in_the_middle_of_iteration_takes_effect_at_the_next_iter(
 # ------------------------------------------------------------------------------- what is restored
 
 
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.processes)])
+def test_saving_asks_no_worker_and_reads_nothing(texts, monkeypatch, num_workers) -> None:
+    loader = loader_from(train(texts), num_workers=num_workers)
+    iterator = iter(loader)
+    next(iterator)
+    monkeypatch.setattr(loader._run, "_deliveries", None)  # whoever asked for more would fail
+    monkeypatch.setattr(type(loader.dataset), "cursor", None)
+    assert through_json(loader.save_state_rank())["count"] == 1
+
+
 def test_own_state_alone_is_accepted_though_ranks_stand_at_different_steps(texts) -> None:
     make = train(texts, "skipping")
     run = Ranks(make, 2, num_streams=4)

@@ -139,6 +139,18 @@ def test_shares_follow_a_schedule(lag) -> None:
     assert given.min() > 0
 
 
+def test_source_whose_samples_are_skipped_gets_more_draws() -> None:
+    of = [lengths(400, "a"), lengths(400, "b")]
+    run = Run([1, 1], of, lag=LAG, omitted=lambda child, number: child == 0 and number % 3 > 0)
+    given, draws = [0, 0], [0, 0]
+    for _ in range(4000):
+        child, tokens = run.draw()
+        given[child] += tokens
+        draws[child] += 1
+    assert abs(given[0] - given[1]) <= 2 * max(map(max, of))
+    assert draws[0] / draws[1] == pytest.approx(3, rel=0.02)
+
+
 def test_source_of_which_nothing_comes_through_does_not_stop_the_others() -> None:
     of = [lengths(400, "a"), lengths(400, "b")]
     run = Run([1, 1], of, lag=LAG, omitted=lambda child, number: child == 0)

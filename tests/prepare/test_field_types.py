@@ -65,13 +65,24 @@ QA = {"context": "txt", "answers": "json[x]"}
         (CAPTION, {"image": "img", "caption": "txt"}, {"img": b"a", "txt": b"a"}, "Tensor, and"),
         (CAPTION, {"caption": "json[x]"}, {"json": value(None)}, "'json[x]' becomes NoneType"),
         (CAPTION, {"caption": "json[x]"}, {"json": value(["a"])}, "becomes list of str"),
+        (CAPTION, {"caption": "json"}, {"json": value("a")}, "'json' becomes dict"),
+        (CAPTION, {"caption": "json[x]"}, {"json": value(1)}, "becomes int"),
+        (
+            CLASS,
+            {"label": "label"},
+            {"label": b"1"},
+            "type int, and its part 'label' becomes bytes",
+        ),
         (CLASS, {"label": "json[x]"}, {"json": value("1")}, "is of type int, and"),
         (CLASS, {"label": "json[x]"}, {"json": value(None)}, ""),
         (VQA, QA, {"txt": b"q", "json": value("yes")}, "list[str], and its part 'json[x]' becomes"),
         (VQA, QA, {"txt": b"q", "json": value([1, 2])}, "becomes list of int"),
+        (VQA, QA, {"txt": b"q", "json": value(["yes"])}, ""),
         (VQA, QA, {"txt": b"q", "json": value(None)}, ""),
+        ("TextSample", {"text": "md"}, {"md": b"a"}, "str, and its part 'md' becomes bytes"),
         ("ImageSample", {"image": "txt"}, {"txt": b"a"}, "Tensor, and its part 'txt' becomes str"),
         ("ImageSample", {"image": "jpg"}, {}, ""),
+        ("InterleavedSample", {"sequence": ["txt", "jpg"]}, {"txt": b"a"}, ""),
         ("InterleavedSample", {"sequence": ["md", "jpg"]}, {"md": b"a"}, "becomes list of bytes"),
         ("VidQASample", {"video": "vid", "context": "txt"}, {"vid": b"a", "txt": b"q"}, ""),
     ],
@@ -162,7 +173,7 @@ def test_heic_without_a_plug_in_is_named(tmp_path: Path, part: str, brand: bytes
 # Capitals
 
 
-@pytest.mark.parametrize("names", ["jpg txt", "Jpg tXt"])
+@pytest.mark.parametrize("names", ["jpg txt", "JPG TXT", "Jpg tXt"])
 @pytest.mark.parametrize("asked", ["jpg txt", "JPG TXT"])
 def test_names_of_parts_have_no_case(tmp_path: Path, names: str, asked: str) -> None:
     image, text = asked.split()
@@ -173,6 +184,15 @@ def test_names_of_parts_have_no_case(tmp_path: Path, names: str, asked: str) -> 
     assert lint_dataset(tmp_path, num_workers=0).is_ok
     batch = batches(tmp_path)[0]
     assert (batch.image.shape[0], batch.caption) == (4, ["a"] * 4)
+
+
+def test_mixed_capitals_in_one_dataset(tmp_path: Path) -> None:
+    names = ["0.txt", "1.TXT", "2.Txt", "3.txt"]
+    write_tar(tmp_path / "0.tar", [(name, name.encode()) for name in names])
+    report = prepare_dataset(tmp_path, **ALL, sample_type="TextSample", field_map={"text": "txt"})
+    assert (report.warnings, report.parts) == ((), {"txt": 4})
+    (batch,) = batches(tmp_path)
+    assert sorted(batch.text) == names
 
 
 def test_crude_samples_have_small_letters(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,29 @@ PAIRS = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("sample_type", "field_map", "words"),
+    [
+        ("TextSample", {"text": "jpg"}, "field 'text' is of type str, and its part 'jpg' becomes"),
+        ("TextSample", {"text": "cls"}, "'cls' becomes int"),
+        ("TextSample", {"text": "md,jpg"}, "'jpg' becomes Tensor"),
+        ("CaptioningSample", {"image": "txt", "caption": "txt"}, "'txt' becomes str"),
+        ("ImageClassificationSample", {"image": "jpg", "label": "txt"}, "is of type int, and"),
+        ("ImageClassificationSample", {"image": "jpg", "label": "cls"}, ""),
+        ("VidQASample", {"video": "jpg", "context": "txt"}, ""),
+        ("TextSample", {"text": "txt"}, ""),
+    ],
+)
+def test_a_part_of_another_type_than_its_field_is_found(tmp_path, sample_type, field_map, words):
+    report = prepared_set(tmp_path, PAIRS, sample_type=sample_type, field_map=field_map)
+    assert len(report.warnings) == bool(words)
+    assert words in "".join(report.warnings)
+    checked = lint_dataset(tmp_path, num_workers=0)
+    assert [problem.message for problem in checked.errors] == list(report.warnings)
+    result = CliRunner().invoke(app, ["lint", str(tmp_path)])
+    assert result.exit_code == bool(words)
+
+
 def test_samples_without_a_part_of_a_field_are_counted(tmp_path: Path) -> None:
     members = [member for member in PAIRS if member[0] not in ("2.txt", "0.cls", "1.cls")]
     captions = {"sample_type": "CaptioningSample", "field_map": {"image": "jpg", "caption": "txt"}}
@@ -114,3 +138,14 @@ def test_parts_named_as_service_fields_are_named(tmp_path: Path) -> None:
         (warning,) = prepared_set(tmp_path, members, **options, force_overwrite=True).warnings
         assert "parts '__key__', '__url__' are not read" in warning
         assert [p.message for p in lint_dataset(tmp_path, num_workers=0).warnings] == [warning]
+
+
+@pytest.mark.parametrize("text", [json.dumps([{"a": 1}]), '[\n{"a": 1},\n{"a": 2}\n]\n'])
+def test_a_json_array_is_no_jsonl_file(tmp_path: Path, text: str) -> None:
+    for name in ("array.jsonl", "array.json"):
+        (tmp_path / name).write_text(text)
+        for command in ("prepare", "lint"):
+            result = CliRunner().invoke(app, [command, str(tmp_path / name)])
+            assert result.exit_code == 1
+            assert "one object into each line (of a JSON array: `jq -c" in result.output
+    assert not (tmp_path / "array.jsonl.idx").exists()

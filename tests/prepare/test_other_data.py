@@ -76,6 +76,11 @@ KINDS = {
 }
 
 
+def test_an_empty_folder_gets_no_wrong_answer(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no \.tar file in this folder or below it\.$"):
+        prepare_dataset(tmp_path, **ALL_TRAIN)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_that_is_no_tar_is_named_by_prepare_and_by_a_run(tmp_path: Path, kind) -> None:
     content, words = KINDS[kind]

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import stat
@@ -19,7 +20,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.extras.prepare import pool, prepare_dataset
+from energon_lite.extras.prepare import indexing, pool, prepare_dataset
 from energon_lite.extras.prepare.choose_shards import Shard
 from energon_lite.extras.prepare.indexing import rename_samples
 from energon_lite.extras.prepare.pool import ordered_results
@@ -588,3 +589,13 @@ def test_the_original_of_a_renamed_tar_is_never_replaced(tmp_path, monkeypatch):
 
 
 # Tars by others
+
+
+def test_a_copy_with_other_samples_never_replaces_a_tar(tmp_path, monkeypatch):
+    write_equal_keys(tmp_path)
+    before = (tmp_path / "a/0.tar").read_bytes()
+    monkeypatch.setattr(indexing, "_copy", lambda path, target, prefix: shutil.copy(path, target))
+    with pytest.raises(DatasetFormatError, match="its copy has other samples; it stays as it is"):
+        prepare_dataset(tmp_path, **ALL_TRAIN, fix_duplicates=True)
+    assert (tmp_path / "a/0.tar").read_bytes() == before
+    assert not list(tmp_path.rglob("*.tmp"))

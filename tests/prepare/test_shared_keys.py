@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from energon_lite.core.errors import DatasetFormatError
+from energon_lite.extras.inspect.lint import lint_dataset
 from energon_lite.extras.prepare import prepare_dataset
 
 from ..conftest import write_tar
@@ -35,6 +36,11 @@ CAUSES: dict[str, tuple[list[Members], str]] = {
         [members("{}.jpg", "{}.json"), members("{}.json", "{}.txt")],
         "`join:` the folders",
     ),
+    "columns of other lengths": (
+        [members("{}.jpg", numbers=range(12)), members("{}.txt", numbers=range(8, 30))],
+        "`join:` the folders",
+    ),
+    "numbered columns": ([members("{}.0.jpg"), members("{}.1.jpg")], "`join:` the folders"),
     "divided sample": (
         [[*members("{}.jpg", "{}.txt"), ("020.jpg", b"")], [("020.txt", b""), *members("9{}.txt")]],
         "divided between two tars",
@@ -48,8 +54,13 @@ CAUSES: dict[str, tuple[list[Members], str]] = {
         "ends at the first dot",
     ),
     "versions": ([members("img.v1.{}.txt"), members("img.v1.{}.txt")], "ends at the first dot"),
+    "one version each": ([[("img.v1.txt", b"")], [("img.v2.txt", b"")]], "ends at the first dot"),
     "dots in some keys": (
         [[*members("a_{}.txt"), *members("img.v1.{}.txt")], members("img.v2.{}.txt")],
+        "ends at the first dot",
+    ),
+    "dots in one tar": (
+        [[("img.v1.000.txt", b""), ("other.txt", b""), ("img.v1.001.txt", b"")]],
         "ends at the first dot",
     ),
 }
@@ -99,3 +110,17 @@ def test_all_else_is_checked_before_a_tar_is_replaced(tmp_path: Path, options, w
     assert contents(tmp_path) == before
     assert prepare_dataset(tmp_path, **ALL, **TEXT, fix_duplicates=True).samples == 41
     assert contents(tmp_path) != before
+
+
+def test_a_whole_sample_in_a_later_tar_counts(tmp_path: Path) -> None:
+    write_tars(tmp_path, [members("{}.jpg", content=b"y"), members("{}.jpg", "{}.txt")])
+    options = {"sample_type": "CaptioningSample", "field_map": {"image": "jpg", "caption": "txt"}}
+    report = prepare_dataset(tmp_path, **ALL, **options, fix_duplicates=True)
+    assert report.samples == 40
+
+
+def test_dots_in_the_keys_of_some_samples_are_found(tmp_path: Path) -> None:
+    write_tars(tmp_path, [[*members("{}.txt", numbers=range(99)), *members("img.v1.{}.txt")]])
+    (warning,) = prepare_dataset(tmp_path, **ALL, **CRUDE).warnings
+    assert "sample 'img' has 20 parts that differ by numbers only" in warning
+    assert [problem.message for problem in lint_dataset(tmp_path).warnings] == [warning]

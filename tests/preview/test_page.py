@@ -19,7 +19,8 @@ from starlette.testclient import TestClient
 from energon_lite import Packing, WorkerConfig, get_savable_loader, get_train_dataset, stateless
 from energon_lite.extras.preview.server import Pages
 
-from ..helpers import caption_set, text_set
+from ..conftest import write_tar
+from ..helpers import caption_set, prepared, text_set
 from .sets import EVIL, Failing, PackedBytes, blend, odd_set, tone
 
 TOKEN = "token-of-the-test"
@@ -280,6 +281,13 @@ def test_recordings_are_sent_in_parts(odd):
 
 
 # -------------------------------------------------------------------------- batches and charts
+
+
+def test_halves_of_surrogates_are_shown(tmp_path):
+    write_tar(tmp_path / "a.tar", [("a.json", b'{"\\ud800": "\\udfff", "t": ["\\ud800"]}')])
+    site = Site(prepared(tmp_path, "CrudeWebdataset"))
+    assert site.get("browse").text.count('class="card"') == 1
+    site.get("sample", at=0)
 
 
 def test_packs_are_rows_of_segments(packs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 from pathlib import Path
 from typing import Any, ClassVar
@@ -215,6 +216,23 @@ def test_field_map_of_dataset_yaml_and_settings_that_win_over_the_caller(texts) 
     source = load_factory(texts, split_part="train", max_samples_per_sequence=7).build()
     assert source.config()["max_samples_per_sequence"] == 2
     assert samples_of(texts)[0].text == "text 0 "
+
+
+def test_code_that_lies_in_the_dataset_runs_only_if_it_is_trusted(texts) -> None:
+    (texts / ".nv-meta" / "sample_loader.py").write_text(
+        "def sample_loader(parts):\n    return {'text': parts['txt'].upper()}\n"
+        "def part_filter(part):\n    return part == 'txt'\n"
+    )
+    write_config(
+        texts,
+        "sample_type: {__module__: energon_lite, __class__: TextSample}\n"
+        "sample_loader: sample_loader.py:sample_loader\npart_filter: sample_loader.py\n",
+    )
+    with pytest.raises(DatasetFormatError, match="is code that lies in the dataset"):
+        samples_of(texts)
+    assert samples_of(texts, trust=True)[3].text == "TEXT 3 XXX"
+    source = load_factory(texts, split_part="train", trust=True).build()
+    assert len(list(pickle.loads(pickle.dumps(source)))) == 12
 
 
 def test_loader_file_or_function_that_is_missing_is_named(texts) -> None:

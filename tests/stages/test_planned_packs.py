@@ -207,6 +207,18 @@ def test_regression_pass_without_a_pack_yields_nothing(tmp_path: Path) -> None:
     assert list(get_savable_loader(dataset, max_skip_rate=1)) == []
 
 
+def test_what_fails_leaves_its_place_empty_and_is_counted(root: Path) -> None:
+    dataset = packed(root, Failing(plan_window=40))
+    expected = packed(root, Encoder(plan_window=40))
+    gone, records = {BROKEN, SKIPPED}, []
+    for index in range(4):
+        run = StreamRun(dataset, Stream(index, 4))
+        kept = [[n for n in pack if n not in gone] for pack in lists_of(expected, index)]
+        assert list(run) == [pack for pack in kept if pack]
+        records += run.context.take_records()
+    assert sorted(record.on_purpose for record in records) == [False, True]
+
+
 def test_regression_packs_that_fail_whole_do_not_damage_a_state(root: Path) -> None:
     """They waited with the others for their turn, and a checkpoint with them was refused."""
 
@@ -281,6 +293,23 @@ def test_samples_without_length_are_skipped_and_counted(tmp_path: Path) -> None:
         records += run.context.take_records()
     assert len(records) == 2
     assert all("length 0" in record.error for record in records)
+
+
+@pytest.mark.parametrize("more", [{}, SHARED], ids=["own", "shared"])
+def test_drops_are_counted_once_also_after_a_resume(root: Path, more: dict[str, Any]) -> None:
+    dataset = packed(root, Encoder(capacity=50, overlong="drop", plan_window=30, **more))
+    dropped = []
+    for index in range(4):
+        run = StreamRun(dataset, Stream(index, 4))
+        while True:
+            snapshot = run.snapshot()
+            run = StreamRun(dataset, Stream(index, 4))
+            run.restore(snapshot)
+            if next(run, None) is None:
+                break
+            dropped += [record.restore_key for record in run.context.take_records()]
+    expected = [i for i in range(NUM_SAMPLES) if length_of(i) > 50]
+    assert sorted(key[2] for key in dropped) == expected
 
 
 def test_other_index_is_noticed_by_a_checkpoint(tmp_path: Path) -> None:

@@ -331,6 +331,23 @@ def test_edited_blend_resumes_with_an_index(tmp_path, names) -> None:
 NO_FOLDER = INDEXED.replace("{path: long}", "{concat: [{path: long}, {path: s0}]}")
 
 
+def test_renamed_sources_keep_their_lengths(sets) -> None:
+    split = """
+    blend_mode: random
+    blend:
+    - {path: long}
+    - {unit: tokens, blend_mode: exact, lengths: tok, blend: [{path: short}, {path: long}]}
+    """
+    dataset = blend_of(sets, split, DefaultTaskEncoder, batch_size=None)(ONE)
+    found = {"short/train": 0, "long/train#2": 0}
+    for sample in islice(dataset, 1500):
+        name = sample.__restore_key__[0]
+        if name in found:
+            found[name] += tokens_of(name.split("/")[0], number_of(sample))
+    assert min(found.values()) > 100_000
+    assert shares(found) == pytest.approx(dict.fromkeys(found, 0.5), rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("split", "error", "words"),
     [

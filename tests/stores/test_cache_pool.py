@@ -265,6 +265,19 @@ def test_what_was_not_begun_is_read_directly_and_not_copied(make_pool: MakePool)
     assert store.reads == Counter(a=1, c=1)
 
 
+def test_a_copy_that_was_removed_or_cut_is_read_from_the_store(
+    make_pool: MakePool, parent: Path
+) -> None:
+    pool, store = make_pool(), CountingStore()
+    values = [pool.get_lazy(store, key) for key in ("aa", "bb")]
+    eventually(lambda: len(files_of(parent)) == 2)
+    first, second = sorted(parent.glob("cache_*/[0-9]*"))
+    first.unlink()
+    second.write_bytes(b"x")
+    assert [value.get() for value in values] == [b"aa", b"bb"]
+    assert store.reads == Counter(aa=2, bb=2)
+
+
 def test_a_folder_that_cannot_be_written_is_logged_once_and_nothing_is_read_for_it(
     make_pool: MakePool, caplog: pytest.LogCaptureFixture
 ) -> None:
