@@ -205,7 +205,9 @@ fetcher.main(Path(sys.argv[1]), {1 << 30}, False)
         assert texts_of(LONG, 60) == texts_of(texts / "long", 60)
         assert process.poll() is None
         opened = [file.readlink() for file in Path(f"/proc/{process.pid}/fd").iterdir()]
-        in_memory = {path.parent for path in opened if "/dev/shm/energon-lite" in str(path)}
+        # Fetchers of other tests may have folders beside it.
+        below = [path for path in opened if "/dev/shm/energon-lite" in str(path)]
+        in_memory = {path.parent for path in below if path.parent.name != "copies"}
         assert in_memory
         fetcher_client.forget()
     warnings = [record for record in caplog.records if "is full" in record.getMessage()]
