@@ -22,6 +22,7 @@ from energon_lite.core.stream_context import SkipRecord
 from energon_lite.extras.view.words import counted
 from energon_lite.loader.count_table import SUMMED
 from energon_lite.loader.stats import Stats
+from energon_lite.storage import files
 from energon_lite.storage.local_paths import growing_path
 
 Counts = Mapping[str, float]
@@ -126,7 +127,7 @@ def read_stats(paths: Sequence[Path]) -> tuple[list[Record], list[SkipRecord], l
     skips: dict[str, SkipRecord] = {}
     bad = 0
     for path in paths:
-        if not path.exists():
+        if not files.is_there(path):
             raise FileNotFoundError(
                 f"{path} does not exist. Write it by `loader.stats().write_to(path, step)`"
             )
